@@ -1,0 +1,5 @@
+"""The one exception of the build: its text says what is wrong and what to do."""
+
+
+class BuildError(Exception):
+    pass

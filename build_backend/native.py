@@ -1,0 +1,91 @@
+"""Builds tileops/_C.so: generate, compile, check, link."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+from . import checks, link, objects, toolkit
+from .errors import BuildError
+from .mode import Plan
+
+ROOT = Path(__file__).resolve().parent.parent
+CSRC = ROOT / "csrc"
+GENERATED = CSRC / "generated"
+
+# No fast-math: a result must not depend on how a kernel was compiled.
+CUDA_FLAGS = tuple("-std=c++17 -O3 --compress-mode=size -cudart static -Xptxas -v -Xcompiler -fPIC,-fvisibility=hidden".split())
+CXX_FLAGS = ("-std=c++17", "-O2", "-fPIC", "-fvisibility=hidden", "-Wall", "-Wextra")
+
+
+def generate(plan: Plan) -> dict:
+    """Runs the compiler of tile programs; its manifest says what there is to build."""
+    command = [sys.executable, "-m", "tileops_dsl.generate", "--out", GENERATED, "--build", plan.mode]
+    if len(plan.gencode) == 1:
+        command += ["--target", *plan.gencode]
+    if subprocess.run(command, cwd=ROOT).returncode:
+        raise BuildError(f"the generator failed (its message is above): {' '.join(map(str, command[1:]))}")
+    return json.loads((GENERATED / "manifest.json").read_text())
+
+
+def namespace_flags(environ=os.environ) -> tuple[str, ...]:
+    """TILEOPS_NAMESPACE: another operator namespace than `tileops`, for a host that needs one of its own."""
+    name = environ.get("TILEOPS_NAMESPACE", "")
+    if not name:
+        return ()
+    if not re.fullmatch(r"[A-Za-z_]\w*", name):
+        raise BuildError(f"TILEOPS_NAMESPACE is {name!r}; expected a C identifier, such as mylib_tileops")
+    return (f"-DTILEOPS_NAMESPACE={name}",)
+
+
+def compiler_version(cxx: str) -> str:
+    try:
+        return subprocess.run([cxx, "--version"], capture_output=True, text=True, check=True).stdout.splitlines()[0]
+    except (OSError, subprocess.CalledProcessError):
+        raise BuildError(f"no C++ compiler: {cxx} does not run. Install g++, set CXX, or use TILEOPS_BUILD=none") from None
+
+
+def units(plan: Plan, manifest: dict, cuda: toolkit.Toolkit, cxx: str, cxx_version: str) -> list[objects.Unit]:
+    include = ("-I", str(CSRC / "include"), "-I", str(GENERATED))
+    host = ("-ccbin", cxx) if "CXX" in os.environ else ()
+    found = []
+    for entry in manifest["sources"]:
+        gencode = [flag for code in plan.gencode[entry["target"]] for flag in ("-gencode", code)]
+        paths = (*include, "-L", str(cuda.cudart.parent), *host)  # -L: nvcc from PyPI looks in lib64, but has lib
+        compiler = f"nvcc {cuda.version}, {cxx_version}"
+        found.append(objects.Unit("cuda", GENERATED / entry["file"], (*CUDA_FLAGS, *gencode), paths, compiler))
+    paths = ("-I", str(CSRC), *include, "-isystem", str(cuda.include))
+    for source in [*sorted(CSRC.glob("*.cpp")), *sorted(GENERATED.glob("*.cpp"))]:
+        flags = (*CXX_FLAGS, *namespace_flags())
+        found.append(objects.Unit("cxx", source, flags, paths, f"{cxx_version}, cuda {cuda.version}"))
+    return found
+
+
+def archs(gencode: tuple[str, ...]) -> list[str]:
+    """Architectures that get machine code, hence a report: sm_120 of 'arch=compute_120,code=[sm_120,compute_120]'."""
+    return [arch for code in gencode for arch in re.findall(r"\b(sm_\w+)", code)]
+
+
+def kernel_problems(plan: Plan, manifest: dict, built: dict[Path, Path]) -> list[str]:
+    found = []
+    for entry in manifest["sources"]:
+        report = checks.Report(**json.loads(built[GENERATED / entry["file"]].with_suffix(".json").read_text()))
+        found += checks.problems(report, entry["kernels"], archs(plan.gencode[entry["target"]]))
+    return found
+
+
+def build(plan: Plan, target: Path) -> None:
+    """`target` is written only if every kernel passes its checks."""
+    work = ROOT / "build"
+    store = Path(os.environ.get("TILEOPS_OBJECTS") or work / "objects").resolve()  # elsewhere: to share it between checkouts
+    cxx = os.environ.get("CXX", "g++")
+    cxx_version = compiler_version(cxx)
+    cuda = toolkit.find()
+    manifest = generate(plan)
+    folders = [CSRC, CSRC / "include", GENERATED]
+    built = objects.compile_all(units(plan, manifest, cuda, cxx, cxx_version), folders, store, cuda.nvcc, cxx)
+    checks.require(kernel_problems(plan, manifest, built))
+    link.link(cxx, list(built.values()), cuda.cudart, CSRC / "exports.map", work / "link", target)
+    print(f"tileops: {target.name}, mode {plan.mode}, {len(manifest['kernels'])} kernels, {target.stat().st_size / 1e6:.2f} MB")

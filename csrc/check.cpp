@@ -1,0 +1,139 @@
+#include "check.h"
+
+#include <string.h>
+
+namespace tileops {
+
+namespace {
+
+struct TypeCodes {
+  int32_t bf16 = aoti_torch_dtype_bfloat16(), f16 = aoti_torch_dtype_float16(), f32 = aoti_torch_dtype_float32();
+};
+
+const TypeCodes& codes() {
+  static const TypeCodes the_codes;
+  return the_codes;
+}
+
+constexpr const char* kTypes = "torch.float32, torch.float16 or torch.bfloat16";
+
+[[noreturn]] void reject(const char* op, const char* argument, const std::string& found, const std::string& expected) {
+  throw std::invalid_argument(std::string(op) + ": " + argument + " " + found + "; expected " + expected);
+}
+
+bool same_device(const TensorView& a, const TensorView& b) {
+  return a.device_type == b.device_type && a.device_index == b.device_index;
+}
+
+void check_device(const char* op, const char* argument, const TensorView& x, const TensorView& tensor) {
+  if (!same_device(x, tensor)) reject(op, argument, "is on " + device_text(tensor), device_text(x) + ", where x is");
+}
+
+MemoryView memory_of(const TensorView& tensor, int64_t item_size) {
+  return {reinterpret_cast<uintptr_t>(const_data(tensor.handle)), item_size, tensor.ndim, tensor.sizes, tensor.strides};
+}
+
+int64_t item_size(int32_t code) { return dtype_of(code) == DType::f32 ? 4 : 2; }
+
+void check_apart(const char* op, const char* other_name, const TensorView& other, const TensorView& out) {
+  if (!may_overlap(memory_of(out, item_size(out.dtype)), memory_of(other, item_size(other.dtype)))) return;
+  throw std::invalid_argument(std::string(op) + ": out overlaps " + other_name + " in memory; give it storage of its own");
+}
+
+}  // namespace
+
+std::string shape_text(int64_t ndim, const int64_t* sizes) {
+  std::string text = "[";
+  for (int64_t i = 0; i < ndim; ++i) text += (i ? ", " : "") + std::to_string(sizes[i]);
+  return text + "]";
+}
+
+std::string dtype_text(int32_t code) {
+  const struct {
+    int32_t code;
+    const char* name;
+  } names[] = {{codes().f32, "float32"},
+               {codes().f16, "float16"},
+               {codes().bf16, "bfloat16"},
+               {aoti_torch_dtype_float64(), "float64"},
+               {aoti_torch_dtype_float8_e5m2(), "float8_e5m2"},
+               {aoti_torch_dtype_float8_e4m3fn(), "float8_e4m3fn"},
+               {aoti_torch_dtype_uint8(), "uint8"},
+               {aoti_torch_dtype_int8(), "int8"},
+               {aoti_torch_dtype_int16(), "int16"},
+               {aoti_torch_dtype_int32(), "int32"},
+               {aoti_torch_dtype_int64(), "int64"},
+               {aoti_torch_dtype_bool(), "bool"},
+               {aoti_torch_dtype_complex64(), "complex64"},
+               {aoti_torch_dtype_complex128(), "complex128"}};
+  for (const auto& row : names) {
+    if (row.code == code) return std::string("torch.") + row.name;
+  }
+  return "number " + std::to_string(code) + " of torch's list";
+}
+
+std::string device_text(const TensorView& tensor) {
+  if (tensor.device_type == aoti_torch_device_type_cpu()) return "cpu";
+  if (tensor.device_type == aoti_torch_device_type_meta()) return "meta";
+  const bool cuda = tensor.device_type == aoti_torch_device_type_cuda();
+  return (cuda ? "cuda:" : "device type " + std::to_string(tensor.device_type) + ":") + std::to_string(tensor.device_index);
+}
+
+const char* dtype_name(DType type) {
+  switch (type) {
+    case DType::bf16: return "bfloat16";
+    case DType::f16: return "float16";
+    case DType::f32: return "float32";
+    default: return "none";
+  }
+}
+
+DType dtype_of(int32_t code) {
+  if (code == codes().bf16) return DType::bf16;
+  if (code == codes().f16) return DType::f16;
+  if (code == codes().f32) return DType::f32;
+  return DType::none;
+}
+
+int32_t dtype_code(DType type) { return type == DType::bf16 ? codes().bf16 : type == DType::f16 ? codes().f16 : codes().f32; }
+
+DType check_dtype(const char* op, const char* argument, int32_t code) {
+  const DType type = dtype_of(code);
+  if (type == DType::none) reject(op, argument, "has dtype " + dtype_text(code), kTypes);
+  return type;
+}
+
+int64_t check_dim(const char* op, const TensorView& x, int64_t dim) {
+  const int64_t rank = x.ndim > 0 ? x.ndim : 1;  // a tensor of no dimension is one row of one, as torch has it
+  if (dim < -rank || dim >= rank) {
+    throw std::out_of_range(std::string(op) + ": dim is " + std::to_string(dim) + "; expected a value from " +
+                            std::to_string(-rank) + " to " + std::to_string(rank - 1) + " for x of shape " +
+                            shape_text(x.ndim, x.sizes));
+  }
+  return dim < 0 ? dim + rank : dim;
+}
+
+void check_weight(const char* op, const TensorView& x, int64_t dim, int64_t dim_as_given, const TensorView& weight) {
+  check_dtype(op, "weight", weight.dtype);
+  const int64_t cols = x.ndim > 0 ? x.sizes[dim] : 1;
+  if (weight.ndim != 1 || weight.sizes[0] != cols) {
+    reject(op, "weight", "has shape " + shape_text(weight.ndim, weight.sizes),
+           "[" + std::to_string(cols) + "], the size of x along dim " + std::to_string(dim_as_given));
+  }
+  check_device(op, "weight", x, weight);
+}
+
+void check_out(const char* op, const TensorView& x, int32_t result_dtype, const TensorView* weight, const TensorView& out) {
+  if (out.dtype != result_dtype) reject(op, "out", "has dtype " + dtype_text(out.dtype), dtype_text(result_dtype));
+  if (out.ndim != x.ndim || (x.ndim > 0 && memcmp(out.sizes, x.sizes, x.ndim * sizeof(int64_t)) != 0)) {
+    reject(op, "out", "has shape " + shape_text(out.ndim, out.sizes), shape_text(x.ndim, x.sizes));
+  }
+  check_device(op, "out", x, out);
+  if (overlaps_itself(out.ndim, out.sizes, out.strides)) {
+    throw std::invalid_argument(std::string(op) + ": out overlaps itself (a stride is 0); give it storage of its own");
+  }
+  check_apart(op, "x", x, out);
+  if (weight) check_apart(op, "weight", *weight, out);
+}
+
+}  // namespace tileops

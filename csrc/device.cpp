@@ -1,0 +1,203 @@
+#include "device.h"
+
+#include <dlfcn.h>
+
+#include <mutex>
+#include <stdexcept>
+
+#include "schemas.h"
+#include "stable.h"
+
+namespace tileops {
+
+namespace {
+
+constexpr int kMaxDevices = 64;
+
+std::atomic<Device*> devices[kMaxDevices];  // never freed
+
+// Loading a module and asking for attributes are calls that a capture in progress forbids unless its thread is relaxed about
+// them.
+class RelaxedCapture {
+ public:
+  RelaxedCapture() { cudaThreadExchangeStreamCaptureMode(&mode_); }
+  ~RelaxedCapture() {
+    cudaThreadExchangeStreamCaptureMode(&mode_);
+    cudaGetLastError();  // a failed question must not surface in somebody's later check
+  }
+
+ private:
+  cudaStreamCaptureMode mode_ = cudaStreamCaptureModeRelaxed;
+};
+
+// From libcuda itself, which answers without being initialised (a process that only asked for the status can still fork). 0: no
+// driver.
+int driver_version() {
+  static const int version = [] {
+    int v = 0;
+    void* driver = dlopen("libcuda.so.1", RTLD_LAZY | RTLD_LOCAL);
+    void* symbol = driver ? dlsym(driver, "cuDriverGetVersion") : nullptr;
+    if (symbol) reinterpret_cast<int (*)(int*)>(symbol)(&v);
+    return v;
+  }();
+  return version;
+}
+
+std::string cuda_version_text(int version) {
+  return std::to_string(version / 1000) + "." + std::to_string(version % 1000 / 10);
+}
+
+std::string driver_message() {
+  const int version = driver_version();
+  if (version == 0) return "no NVIDIA driver (libcuda.so.1) was found";
+  if (version / 1000 >= CUDART_VERSION / 1000) return "";
+  return "the NVIDIA driver supports CUDA " + cuda_version_text(version) + " and this build needs " +
+         std::to_string(CUDART_VERSION / 1000) + ".0 or newer; update the driver";
+}
+
+// These say that the build has no code for the device; anything else is a failure of the moment and is not kept.
+bool means_no_image(cudaError_t code) {
+  return code == cudaErrorInvalidDeviceFunction || code == cudaErrorNoKernelImageForDevice ||
+         code == cudaErrorUnsupportedPtxVersion || code == cudaErrorInvalidPtx || code == cudaErrorJitCompilerNotFound ||
+         code == cudaErrorJitCompilationDisabled;
+}
+
+bool has_image(Target target) {
+  for (int i = 0; i < row_variant_count; ++i) {
+    if (row_variants[i].target != target) continue;
+    cudaFuncAttributes attributes;
+    const cudaError_t code = cudaFuncGetAttributes(&attributes, row_variants[i].kernel);
+    if (code != cudaSuccess && !means_no_image(code))
+      throw std::runtime_error("tileops: cannot load a kernel: " + cuda_text(code));
+    return code == cudaSuccess;
+  }
+  return false;
+}
+
+void find_targets(Device& device, int32_t index) {
+  int count = 0;
+  const cudaError_t code = cudaGetDeviceCount(&count);
+  if (code != cudaSuccess) {
+    const std::string message = driver_message();
+    device.reason =
+        code == cudaErrorInsufficientDriver && !message.empty() ? message : "CUDA does not start: " + cuda_text(code);
+    return;
+  }
+  cudaDeviceProp properties;
+  const cudaError_t asked = cudaGetDeviceProperties(&properties, index);
+  if (asked != cudaSuccess) throw std::runtime_error("tileops: cannot read the properties of the GPU: " + cuda_text(asked));
+  device.name = properties.name;
+  device.capability = properties.major * 10 + properties.minor;
+  if (device.capability == 90 && has_image(Target::sm_90a)) device.targets[device.target_count++] = Target::sm_90a;
+  if (has_image(Target::portable)) device.targets[device.target_count++] = Target::portable;
+  if (device.target_count == 0) {
+    device.reason = "this build (" + std::string(build_targets) + ") has no code for " + device.name +
+                    " of compute capability " + std::to_string(properties.major) + "." + std::to_string(properties.minor);
+  }
+}
+
+std::string quoted(const std::string& text) {
+  std::string out = "\"";
+  for (char c : text) {
+    if (c == '"' || c == '\\') out += '\\';
+    out += static_cast<unsigned char>(c) < 0x20 ? ' ' : c;
+  }
+  return out + "\"";
+}
+
+std::string targets_json() {
+  std::string text = "[", word;
+  for (const char* c = build_targets;; ++c) {
+    if (*c != ',' && *c != '\0') {
+      word += *c;
+      continue;
+    }
+    if (!word.empty()) text += (text.size() > 1 ? ", " : "") + quoted(word);
+    word.clear();
+    if (*c == '\0') return text + "]";
+  }
+}
+
+}  // namespace
+
+bool Device::runs(Target target) const {
+  for (int i = 0; i < target_count; ++i) {
+    if (targets[i] == target) return true;
+  }
+  return false;
+}
+
+const char* target_name(Target target) { return target == Target::sm_90a ? "sm_90a" : "portable"; }
+
+std::string cuda_text(cudaError_t code) { return std::string(cudaGetErrorString(code)) + " (" + cudaGetErrorName(code) + ")"; }
+
+Device& device_at(int32_t index) {
+  if (index < 0 || index >= kMaxDevices)
+    throw std::runtime_error("tileops: device index " + std::to_string(index) + " is out of range");
+  Device* device = devices[index].load(std::memory_order_acquire);
+  if (device) return *device;
+  static std::mutex mutex;
+  const std::lock_guard<std::mutex> lock(mutex);
+  device = devices[index].load(std::memory_order_acquire);
+  if (device) return *device;
+  auto fresh = std::make_unique<Device>();
+  const RelaxedCapture relaxed;
+  find_targets(*fresh, index);
+  fresh->loaded.reset(new std::atomic<bool>[row_variant_count]());
+  devices[index].store(fresh.get(), std::memory_order_release);
+  return *fresh.release();
+}
+
+void load_kernel(Device& device, const RowVariant& variant) {
+  std::atomic<bool>& loaded = device.loaded[&variant - row_variants];
+  if (__builtin_expect(loaded.load(std::memory_order_acquire), 1)) return;
+  const RelaxedCapture relaxed;
+  cudaFuncAttributes attributes;
+  const cudaError_t code = cudaFuncGetAttributes(&attributes, variant.kernel);
+  if (code != cudaSuccess) {
+    throw std::runtime_error(std::string(variant.op) + ": kernel " + variant.name + " does not load on " + device.name + ": " +
+                             cuda_text(code));
+  }
+  loaded.store(true, std::memory_order_release);
+}
+
+cudaStream_t current_stream(int32_t device_index) {
+  if (!aoti_torch_get_current_cuda_stream)
+    throw std::runtime_error("tileops: this torch has no CUDA, so there is no stream to launch on");
+  void* stream = nullptr;
+  torch_check(aoti_torch_get_current_cuda_stream(device_index, &stream), "reading the current CUDA stream");
+  return static_cast<cudaStream_t>(stream);
+}
+
+DeviceScope::DeviceScope(int32_t index) {
+  int current = index;
+  if (cudaGetDevice(&current) != cudaSuccess) {
+    cudaGetLastError();  // a driver that is too old: device_at gives the reason
+  } else if (__builtin_expect(current != index, 0)) {
+    torch_check(aoti_torch_create_device_guard(index, &guard_), "making the GPU of x current");
+  }
+}
+
+DeviceScope::~DeviceScope() {
+  if (guard_) aoti_torch_delete_device_guard(guard_);
+}
+
+std::string status_json() {
+  std::string text = "{\"targets\": " + targets_json() + ", \"variants\": " + std::to_string(row_variant_count) +
+                     ", \"driver\": " + std::to_string(driver_version()) + ", \"driver_message\": " + quoted(driver_message()) +
+                     ", \"devices\": {";
+  bool first = true;
+  for (int i = 0; i < kMaxDevices; ++i) {
+    const Device* device = devices[i].load(std::memory_order_acquire);
+    if (!device) continue;
+    const std::string capability = std::to_string(device->capability / 10) + "." + std::to_string(device->capability % 10);
+    text += (first ? "\"" : ", \"") + std::to_string(i) + "\": {\"name\": " + quoted(device->name) +
+            ", \"capability\": " + quoted(capability) +
+            ", \"target\": " + (device->target_count ? quoted(target_name(device->targets[0])) : "null") +
+            ", \"reason\": " + quoted(device->reason) + "}";
+    first = false;
+  }
+  return text + "}}";
+}
+
+}  // namespace tileops

@@ -1,0 +1,51 @@
+// What each GPU can run, found at its first use and kept; the current stream and device.
+#pragma once
+
+#include <cuda_runtime_api.h>
+#include <stdint.h>
+
+#include <atomic>
+#include <memory>
+#include <string>
+
+#include "torch_shim.h"
+#include "variant.h"
+
+namespace tileops {
+
+struct Device {
+  std::string name;  // NVIDIA H200
+  int capability = 0;  // 90 for 9.0
+  Target targets[2];  // what it runs, the preferred first
+  int target_count = 0;  // 0: nothing in this build
+  std::string reason;  // why it runs nothing, or why not the target that is preferred on it
+  std::atomic<bool> warned{false};
+  std::unique_ptr<std::atomic<bool>[]> loaded;  // per row of row_variants
+
+  bool runs(Target target) const;
+};
+
+const char* target_name(Target target);
+
+// The device is current (DeviceScope) when these are called. Both are safe under stream capture, also as the first call of all.
+Device& device_at(int32_t index);
+void load_kernel(Device& device, const RowVariant& variant);  // before its first launch on the device
+
+cudaStream_t current_stream(int32_t device_index);
+std::string cuda_text(cudaError_t code);
+
+// Makes a device current. Through torch's guard where it is not: a bare cudaSetDevice back would create a context on a device
+// that the process never used.
+class DeviceScope {
+ public:
+  explicit DeviceScope(int32_t index);
+  ~DeviceScope();
+  DeviceScope(const DeviceScope&) = delete;
+
+ private:
+  DeviceGuardHandle guard_ = nullptr;
+};
+
+std::string status_json();
+
+}  // namespace tileops

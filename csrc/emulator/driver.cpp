@@ -1,0 +1,88 @@
+// Python module of the emulator (tileops_dsl/emulate.py builds and loads it): runs a kernel of a plain shared object.
+#include <dlfcn.h>
+#include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
+
+#include <cstddef>
+#include <map>
+
+#include "launch.h"
+
+namespace py = pybind11;
+using namespace tileops::emulator;
+
+namespace {
+
+void* open_library(const std::string& path) {
+  static std::map<std::string, void*> opened;  // never closed: a path names its content
+  void*& library = opened[path];
+  if (!library) library = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
+  if (!library) throw std::runtime_error(dlerror());
+  return library;
+}
+
+template <typename F>
+F* find(void* library, const std::string& name) {
+  void* symbol = dlsym(library, name.c_str());
+  if (!symbol) throw std::runtime_error("the source defines no TILEOPS_KERNEL that exports " + name);
+  return reinterpret_cast<F*>(symbol);
+}
+
+using BufferTuple = std::tuple<uintptr_t, int64_t, bool, std::string, py::bytes>;  // address, bytes, writable, name, mask
+
+std::vector<Buffer> make_buffers(const std::vector<BufferTuple>& tuples) {
+  std::vector<Buffer> buffers;
+  for (const auto& [address, bytes, writable, name, mask] : tuples)
+    buffers.push_back({reinterpret_cast<char*>(address), bytes, writable, name, std::string(mask), {}});
+  return buffers;
+}
+
+// What a launch on the device refuses too.
+void check(const Configuration& c, const std::string& name, int64_t params_bytes, int64_t struct_bytes, int max_threads) {
+  const auto refuse = [&](const std::string& what) { throw py::value_error(name + ": " + what); };
+  const auto text = [](int64_t n) { return std::to_string(n); };
+  if (params_bytes != struct_bytes)
+    refuse("the launch passes " + text(params_bytes) + " bytes of parameters; the kernel's struct has " + text(struct_bytes));
+  if (c.threads < 1 || c.threads > max_threads)
+    refuse("launched with " + text(c.threads) + " threads; the kernel is compiled for 1 to " + text(max_threads));
+  if (c.grid_x < 1 || c.grid_x > 0x7fffffff || c.grid_y < 1 || c.grid_y > 65535)
+    refuse("grid (" + text(c.grid_x) + ", " + text(c.grid_y) + "); expected x from 1 to 2147483647, y from 1 to 65535");
+  if (c.shared_bytes < 0 || c.shared_bytes > 232448)  // 227 KiB: the most a block of sm_90 may have
+    refuse(text(c.shared_bytes) + " bytes of shared memory; expected 0 to 232448");
+}
+
+py::dict run(const std::string& library_path, const std::string& name, const std::string& params,
+             std::pair<int64_t, int64_t> grid, int threads, int shared_bytes, const std::vector<BufferTuple>& buffers,
+             uint64_t seed, std::set<int> suppressed) {
+  void* library = open_library(library_path);
+  std::vector<std::max_align_t> aligned(params.size() / sizeof(std::max_align_t) + 1);
+  memcpy(aligned.data(), params.data(), params.size());
+  Configuration c{find<void(const void*)>(library, name), aligned.data(), grid.first, grid.second, threads, shared_bytes, seed,
+                  std::move(suppressed)};
+  check(c, name, params.size(), find<int()>(library, name + "_params_bytes")(), find<int()>(library, name + "_max_threads")());
+
+  Launch launch(std::move(c), make_buffers(buffers));
+  find<void(Machine*)>(library, "tileops_emulator_attach")(&launch);
+  const bool finished = launch.run();
+
+  py::dict report, by_name;
+  for (const Buffer& b : launch.memory.buffers()) {
+    py::dict d;
+    d["bytes_read"] = b.bytes_read;
+    d["bytes_written"] = b.bytes_written;
+    d["unwritten"] = b.unwritten();
+    d["rewritten"] = b.rewritten;
+    by_name[py::str(b.name)] = d;
+  }
+  report["buffers"] = by_name;
+  report["barriers"] = launch.barriers;
+  report["shuffles"] = launch.shuffles;
+  if (!finished)
+    report["fault"] = py::make_tuple(launch.fault->kind, launch.fault->site, launch.fault->text, launch.fault->thread,
+                                     py::make_tuple(launch.block_x, launch.block_y));
+  return report;
+}
+
+}  // namespace
+
+PYBIND11_MODULE(tileops_emulator, m) { m.def("run", &run); }

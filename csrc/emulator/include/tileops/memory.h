@@ -1,0 +1,85 @@
+// Host meaning of csrc/include/tileops/memory.h: pointers that remember where they came from, accesses that are checked.
+#pragma once
+
+#include <type_traits>
+
+#include "tileops/types.h"
+
+namespace tileops {
+
+template <typename T>
+struct global_ptr {
+  T* origin;
+  int64_t at;  // in elements from origin
+  global_ptr operator+(int64_t n) const { return {origin, at + n}; }
+  global_ptr operator-(int64_t n) const { return {origin, at - n}; }
+  global_ptr& operator+=(int64_t n) { at += n; return *this; }
+};
+
+template <typename T>
+struct shared_ptr {
+  int64_t byte_offset;  // in the CTA's arena
+  shared_ptr operator+(int n) const { return {byte_offset + n * static_cast<int64_t>(sizeof(T))}; }
+  shared_ptr operator-(int n) const { return *this + -n; }
+};
+
+template <typename T> TILEOPS_WORD global_ptr<const T> global(const void* p) { return {static_cast<const T*>(p), 0}; }
+template <typename T> TILEOPS_WORD global_ptr<T> global(void* p) { return {static_cast<T*>(p), 0}; }
+template <typename T> TILEOPS_WORD shared_ptr<T> shared(int byte_offset) { return {byte_offset}; }
+
+template <typename T>
+TILEOPS_WORD uint64_t address_of(global_ptr<const T> p, int64_t offset) {
+  return reinterpret_cast<uint64_t>(p.origin) + (p.at + offset) * static_cast<int64_t>(sizeof(T));
+}
+
+namespace detail {
+template <int V, typename T, typename P>
+TILEOPS_WORD void* access(global_ptr<P> p, int64_t offset, int k, int count, bool write, site s) {
+  constexpr int all = V * static_cast<int>(sizeof(T)), bytes = all < 16 ? all : 16;
+  static_assert((bytes & (bytes - 1)) == 0 && bytes > 1 && all % bytes == 0, "an access has 2, 4, 8 or a multiple of 16 bytes");
+  if (k < 0 || k + V > count) emulator::machine->register_index(k < 0 ? k : k + V - 1, count, s.number);
+  if (k * static_cast<int>(sizeof(T)) % bytes != 0) emulator::machine->register_misaligned(k, bytes, s.number);
+  return emulator::machine->access_global(p.origin, (p.at + offset) * static_cast<int64_t>(sizeof(T)), sizeof(T), V, write,
+                                          s.number);
+}
+}  // namespace detail
+
+// P is T or const T: the device's pointer converts, a class template's argument does not.
+template <int V, typename T, int N, typename P>
+TILEOPS_WORD void load_global(Fragment<T, N>& f, int k, global_ptr<P> p, int64_t offset, site s) {
+  static_assert(std::is_same<typename std::remove_const<P>::type, T>::value, "pointer and fragment differ in type");
+  T values[V];
+  memcpy(values, detail::access<V, T>(p, offset, k, N, false, s), sizeof(values));
+  for (int i = 0; i < V; ++i) f.data[k + i] = values[i];
+}
+
+template <int V, typename T, int N, typename P>
+TILEOPS_WORD void load_global_cached(Fragment<T, N>& f, int k, global_ptr<P> p, int64_t offset, site s) {
+  load_global<V>(f, k, p, offset, s);
+}
+
+template <int V, typename T, int N>
+TILEOPS_WORD void store_global(global_ptr<T> p, int64_t offset, const Fragment<T, N>& f, int k, site s) {
+  void* target = detail::access<V, T>(p, offset, k, N, true, s);
+  T values[V];
+  for (int i = 0; i < V; ++i) {
+    if (!f.data[k + i].written()) emulator::machine->register_unwritten(k + i, s.number);
+    values[i] = f.data[k + i];
+  }
+  memcpy(target, values, sizeof(values));
+}
+
+template <typename T>
+TILEOPS_WORD T load_shared(shared_ptr<T> p, int offset, site s) {
+  T v;
+  memcpy(&v, emulator::machine->access_shared((p + offset).byte_offset, sizeof(T), false, s.number), sizeof(T));
+  return v;
+}
+
+// The value takes no part in deducing T, so that a register of a fragment converts.
+template <typename T>
+TILEOPS_WORD void store_shared(shared_ptr<T> p, int offset, typename detail::identity<T>::type v, site s) {
+  memcpy(emulator::machine->access_shared((p + offset).byte_offset, sizeof(T), true, s.number), &v, sizeof(T));
+}
+
+}  // namespace tileops

@@ -1,0 +1,17 @@
+// Host meaning of csrc/include/tileops/thread.h. The collective words switch to another thread of the CTA.
+#pragma once
+
+#include "tileops/types.h"
+
+namespace tileops {
+
+TILEOPS_WORD int thread_index() { return emulator::machine->thread; }
+TILEOPS_WORD int64_t block_index_x() { return emulator::machine->block_x; }
+TILEOPS_WORD int64_t block_index_y() { return emulator::machine->block_y; }
+
+TILEOPS_WORD void sync_threads(site s) { emulator::machine->sync_threads(s.number); }
+TILEOPS_WORD float shuffle_xor(float v, int lane_mask, site s) {
+  return emulator::machine->shuffle_xor(v, lane_mask, s.number);
+}
+
+}  // namespace tileops

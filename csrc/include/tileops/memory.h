@@ -1,0 +1,65 @@
+// Accesses to global and shared memory. Offsets are in elements; global offsets are 64-bit.
+#pragma once
+
+#include "tileops/types.h"
+
+namespace tileops {
+
+template <typename T> using global_ptr = T*;
+template <typename T> using shared_ptr = T*;
+
+template <typename T> TILEOPS_WORD global_ptr<const T> global(const void* p) { return static_cast<const T*>(p); }
+template <typename T> TILEOPS_WORD global_ptr<T> global(void* p) { return static_cast<T*>(p); }
+
+template <typename T>
+TILEOPS_WORD uint64_t address_of(global_ptr<const T> p, int64_t offset) { return reinterpret_cast<uint64_t>(p + offset); }
+
+// The CTA's dynamic shared memory, from a byte offset of the shared-memory plan.
+template <typename T>
+TILEOPS_WORD shared_ptr<T> shared(int byte_offset) {
+  extern __shared__ __align__(1024) unsigned char arena[];
+  return reinterpret_cast<T*>(arena + byte_offset);
+}
+
+namespace detail {
+template <int Bytes> struct Word;
+template <> struct Word<2> { using type = unsigned short; };
+template <> struct Word<4> { using type = unsigned int; };
+template <> struct Word<8> { using type = uint2; };
+template <> struct Word<16> { using type = uint4; };
+}  // namespace detail
+
+// V consecutive elements into registers k..k+V-1, in accesses of at most 16 bytes; the address is aligned to the access.
+// `load_global` is for data that the kernel reads once (not kept in L1), `load_global_cached` for data that many CTAs share.
+template <int V, typename T, int N>
+TILEOPS_WORD void load_global(Fragment<T, N>& f, int k, global_ptr<const T> p, int64_t offset, site) {
+  constexpr int bytes = V * sizeof(T) < 16 ? V * sizeof(T) : 16;
+  using W = typename detail::Word<bytes>::type;
+  TILEOPS_UNROLL
+  for (int i = 0; i < V; i += bytes / static_cast<int>(sizeof(T)))
+    *reinterpret_cast<W*>(&f.data[k + i]) = __ldcs(reinterpret_cast<const W*>(p + offset + i));
+}
+
+template <int V, typename T, int N>
+TILEOPS_WORD void load_global_cached(Fragment<T, N>& f, int k, global_ptr<const T> p, int64_t offset, site) {
+  constexpr int bytes = V * sizeof(T) < 16 ? V * sizeof(T) : 16;
+  using W = typename detail::Word<bytes>::type;
+  TILEOPS_UNROLL
+  for (int i = 0; i < V; i += bytes / static_cast<int>(sizeof(T)))
+    *reinterpret_cast<W*>(&f.data[k + i]) = __ldg(reinterpret_cast<const W*>(p + offset + i));
+}
+
+// V consecutive elements from registers k..k+V-1, streamed (not kept in L1, first to leave L2).
+template <int V, typename T, int N>
+TILEOPS_WORD void store_global(global_ptr<T> p, int64_t offset, const Fragment<T, N>& f, int k, site) {
+  constexpr int bytes = V * sizeof(T) < 16 ? V * sizeof(T) : 16;
+  using W = typename detail::Word<bytes>::type;
+  TILEOPS_UNROLL
+  for (int i = 0; i < V; i += bytes / static_cast<int>(sizeof(T)))
+    __stcs(reinterpret_cast<W*>(p + offset + i), *reinterpret_cast<const W*>(&f.data[k + i]));
+}
+
+template <typename T> TILEOPS_WORD T load_shared(shared_ptr<T> p, int offset, site) { return p[offset]; }
+template <typename T> TILEOPS_WORD void store_shared(shared_ptr<T> p, int offset, T v, site) { p[offset] = v; }
+
+}  // namespace tileops

@@ -1,0 +1,152 @@
+#include "row_choice.h"
+
+#include <stdio.h>
+#include <string.h>
+
+#include <mutex>
+#include <set>
+#include <stdexcept>
+
+#include "check.h"
+#include "knobs.h"
+
+namespace tileops {
+
+namespace {
+
+int item_size(DType type) { return type == DType::f32 ? 4 : 2; }
+
+// A vector of more than 16 bytes is read and written in pieces of 16.
+bool is_aligned(const void* address, int vector, DType type) {
+  const int bytes = vector * item_size(type);
+  return reinterpret_cast<uintptr_t>(address) % (bytes < 16 ? bytes : 16) == 0;
+}
+
+// Rows of x and y start at the same place of a vector, wherever that is.
+bool lie_alike(int vector, const RowCall& call) {
+  const RowProblem& p = call.problem;
+  const uintptr_t apart = reinterpret_cast<uintptr_t>(call.x) - reinterpret_cast<uintptr_t>(call.y);
+  const int64_t strides = (p.x_stride[0] - p.y_stride[0]) | (p.x_stride[1] - p.y_stride[1]);
+  return call.x_type == call.y_type && apart % (vector * item_size(call.x_type)) == 0 && strides % vector == 0;
+}
+
+const char* why_no_vectors(int vector, bool shifted, const RowCall& call) {
+  const RowProblem& p = call.problem;
+  if (p.x_stride[2] != 1 || p.y_stride[2] != 1) return "it needs neighbouring columns to be neighbours in memory";
+  if (shifted) {
+    if (call.weight && call.weight_stride != 1) return "it needs a weight without gaps";
+    return lie_alike(vector, call) ? nullptr : "it needs rows of x and y that are equally far from an aligned address";
+  }
+  if (p.cols % vector != 0) return "it needs a number of columns that is a multiple of its vector";
+  if ((p.x_stride[0] | p.x_stride[1] | p.y_stride[0] | p.y_stride[1]) % vector != 0)
+    return "it needs rows that start at multiples of its vector";
+  if (!is_aligned(call.x, vector, call.x_type) || !is_aligned(call.y, vector, call.y_type))
+    return "it needs x and y aligned to its vector";
+  if (call.weight && (call.weight_stride != 1 || reinterpret_cast<uintptr_t>(call.weight) % 16 != 0)) {
+    return "it needs a weight without gaps and aligned to 16 bytes";
+  }
+  return nullptr;
+}
+
+std::string types_text(const RowCall& call) {
+  return call.x_type == call.y_type ? dtype_name(call.x_type)
+                                    : std::string(dtype_name(call.x_type)) + " to " + dtype_name(call.y_type);
+}
+
+const RowVariant* first_fit(const std::vector<const RowVariant*>& rows, const RowCall& call, const char** last_reason) {
+  for (const RowVariant* variant : rows) {
+    const char* reason = why_not(*variant, call);
+    if (!reason) return variant;
+    *last_reason = reason;
+  }
+  return nullptr;
+}
+
+std::string none_fits(const std::string& which, const RowCall& call, const char* last_reason) {
+  if (!last_reason) return "this build has no " + which + "kernel for " + types_text(call);
+  return "no " + which + "kernel for " + types_text(call) + " fits (the last one tried: " + last_reason + ")";
+}
+
+[[noreturn]] void cannot_force(const char* op, const std::string& force, const std::string& why) {
+  throw std::runtime_error(std::string(op) + ": TILEOPS_FORCE=" + force + " cannot apply: " + why +
+                           "; unset it, or force a target or kernel that fits");
+}
+
+const RowVariant* forced_target(const char* op, const RowTable& table, const Device& device, const RowCall& call,
+                                Target target) {
+  const char* name = target_name(target);
+  if (!device.runs(target)) cannot_force(op, name, device.name + " does not run it, or this build lacks it");
+  const char* last_reason = nullptr;
+  const RowVariant* variant = first_fit(table.rows(target, call.x_type, call.y_type), call, &last_reason);
+  if (!variant) cannot_force(op, name, none_fits(std::string(name) + " ", call, last_reason));
+  return variant;
+}
+
+const RowVariant* forced_variant(const char* op, const Device& device, const RowCall& call, const std::string& name) {
+  for (int i = 0; i < row_variant_count; ++i) {
+    const RowVariant& variant = row_variants[i];
+    if (name != variant.name) continue;
+    if (strcmp(variant.op, op) != 0) cannot_force(op, name, std::string("it is a kernel of ") + variant.op);
+    if (!device.runs(variant.target))
+      cannot_force(op, name, device.name + " does not run " + target_name(variant.target) + " kernels");
+    const char* reason = why_not(variant, call);
+    if (reason) cannot_force(op, name, reason);
+    return &variant;
+  }
+  cannot_force(op, name, "this build has no kernel of that name");
+}
+
+}  // namespace
+
+const char* why_not(const RowVariant& variant, const RowCall& call) {
+  const RowProblem& p = call.problem;
+  if (variant.x != call.x_type || variant.y != call.y_type) return "it is for other dtypes";
+  if (variant.max_cols != 0 && p.cols > variant.max_cols) return "it is for shorter rows";
+  if (variant.vector > 1) return why_no_vectors(variant.vector, variant.shifted, call);
+  if (variant.lanes_on_rows && !(p.x_stride[1] == 1 && p.inner > 1 && p.x_stride[2] != 1))
+    return "it needs neighbouring rows to be neighbours in memory";
+  return nullptr;
+}
+
+RowTable::RowTable(const char* op) {
+  for (int i = 0; i < row_variant_count; ++i) {
+    const RowVariant& v = row_variants[i];
+    if (strcmp(v.op, op) == 0) rows_[static_cast<int>(v.target)][static_cast<int>(v.x)][static_cast<int>(v.y)].push_back(&v);
+  }
+}
+
+std::string refusal(const char* op, const Device& device) {
+  const Knobs& k = knobs();
+  if (k.disable_native) return "TILEOPS_DISABLE_NATIVE is set";
+  if (k.force == "eager") return "TILEOPS_FORCE=eager is set";
+  if (device.target_count > 0) return "";
+  if (!k.force.empty()) cannot_force(op, k.force, device.reason);
+  return device.reason;
+}
+
+const RowVariant* choose(const char* op, const RowTable& table, const Device& device, const RowCall& call,
+                         std::string* reason) {
+  const std::string& force = knobs().force;
+  if (!force.empty()) {
+    if (force == "portable") return forced_target(op, table, device, call, Target::portable);
+    if (force == "sm_90a") return forced_target(op, table, device, call, Target::sm_90a);
+    return forced_variant(op, device, call, force);
+  }
+  const char* last_reason = nullptr;
+  for (int i = 0; i < device.target_count; ++i) {
+    const RowVariant* variant = first_fit(table.rows(device.targets[i], call.x_type, call.y_type), call, &last_reason);
+    if (variant) return variant;
+  }
+  *reason = none_fits("", call, last_reason);
+  return nullptr;
+}
+
+void log_decision(const char* op, const char* type, const std::string& shape, const char* path, const std::string& reason) {
+  static std::mutex mutex;
+  static std::set<std::string> seen;
+  const std::string line = std::string("tileops: ") + op + " " + type + " " + shape + " -> " + path + " (" + reason + ")\n";
+  const std::lock_guard<std::mutex> lock(mutex);
+  if (seen.insert(line).second) fputs(line.c_str(), stderr);
+}
+
+}  // namespace tileops

@@ -1,0 +1,46 @@
+// Which kernel serves a row problem: the rows of the generated table against the call.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "device.h"
+#include "row_problem.h"
+#include "variant.h"
+
+namespace tileops {
+
+struct RowCall {
+  DType x_type, y_type;
+  RowProblem problem;
+  const void* x;
+  const void* y;
+  const void* weight;  // NULL: none
+  int64_t weight_stride;  // in elements
+};
+
+// NULL if the kernel can serve the call, else what it asks for that the call lacks.
+const char* why_not(const RowVariant& variant, const RowCall& call);
+
+// The kernels of one operator by target and types, in table order.
+class RowTable {
+ public:
+  explicit RowTable(const char* op);
+  const std::vector<const RowVariant*>& rows(Target target, DType x, DType y) const {
+    return rows_[static_cast<int>(target)][static_cast<int>(x)][static_cast<int>(y)];
+  }
+
+ private:
+  std::vector<const RowVariant*> rows_[2][4][4];
+};
+
+// Why no kernel may be used on this device as the knobs stand, before the call itself is looked at; "" if one may.
+std::string refusal(const char* op, const Device& device);
+
+// The kernel for the call, or NULL with the reason. Throws if TILEOPS_FORCE names what cannot serve it.
+const RowVariant* choose(const char* op, const RowTable& table, const Device& device, const RowCall& call, std::string* reason);
+
+// One line on stderr for each decision not seen before, if TILEOPS_LOG=dispatch.
+void log_decision(const char* op, const char* type, const std::string& shape, const char* path, const std::string& reason);
+
+}  // namespace tileops

@@ -1,0 +1,178 @@
+#include "row_op.h"
+
+#include "knobs.h"
+
+namespace tileops {
+
+namespace {
+
+constexpr const char* kCopyNote = "x is copied first, because its rows need three or more strides and the kernels take two";
+
+Owned empty_strided(const TensorView& like, const int64_t* strides, DType type, const char* doing) {
+  AtenTensorHandle handle = nullptr;
+  torch_check(
+      aoti_torch_empty_strided(like.ndim, like.sizes, strides, dtype_code(type), like.device_type, like.device_index, &handle),
+      doing);
+  return Owned(handle);
+}
+
+// torch.empty_like(x, dtype=...). Where x has no gaps that is its own strides, which the shim can allocate without the
+// dispatcher.
+Owned allocate_result(const RowOp& op) {
+  if (op.x.numel > 0 && is_dense(op.x.ndim, op.x.sizes, op.x.strides))
+    return empty_strided(op.x, op.x.strides, op.y_type, "allocating the result");
+  StableIValue stack[6] = {
+      to_stable(new_reference(op.x.handle).release()), new_box(to_stable(dtype_code(op.y_type))), 0, 0, 0, 0};
+  torch_check(torch_call_dispatcher("aten::empty_like", "", stack, kBuildVersion), "allocating the result");
+  return Owned(from_stable<AtenTensorHandle>(stack[0]));
+}
+
+// Kernel and arguments of a call; no variant: the reason says why.
+struct Plan {
+  const RowVariant* variant = nullptr;
+  RowCall call;
+  Owned copy_of_x;  // to be filled before the launch
+  std::string reason;
+};
+
+bool collapse(const RowOp& op, const int64_t* x_strides, const TensorView& y, RowProblem* problem) {
+  return collapse_rows(op.x.ndim, op.x.sizes, x_strides, y.strides, op.dim, problem);
+}
+
+Plan plan_into(const RowOp& op, const Device& device, const TensorView& y) {
+  Plan plan;
+  RowCall& call = plan.call;
+  call = {op.x_type, op.y_type, {}, nullptr, mutable_data(y.handle), nullptr, 0};
+  if (collapse(op, op.x.strides, y, &call.problem)) {
+    call.x = const_data(op.x.handle);
+  } else if (collapse(op, y.strides, y, &call.problem)) {
+    plan.copy_of_x = empty_strided(op.x, y.strides, op.x_type, "allocating a copy of x");
+    call.x = const_data(plan.copy_of_x.get());
+  } else {
+    throw std::logic_error(std::string(op.name) +
+                           ": a result without gaps must collapse to two row dimensions; please report this");
+  }
+  if (op.weight) {
+    call.weight = const_data(op.weight->handle);
+    call.weight_stride = op.weight->strides[0];
+  }
+  plan.variant = choose(op.name, op.table, device, call, &plan.reason);
+  return plan;
+}
+
+std::string kernel_reason(const Plan& plan) {
+  const std::string& force = knobs().force;
+  std::string reason = force.empty() ? std::string("the first ") + target_name(plan.variant->target) + " kernel that fits"
+                                     : "TILEOPS_FORCE=" + force + " is set";
+  if (plan.copy_of_x) reason += std::string("; ") + kCopyNote;
+  return reason;
+}
+
+void log_path(const RowOp& op, const char* path, const std::string& reason) {
+  log_decision(op.name, dtype_name(op.x_type), shape_text(op.x.ndim, op.x.sizes), path, reason);
+}
+
+void execute(const RowOp& op, Device& device, const Plan& plan) {
+  if (__builtin_expect(knobs().log, 0)) log_path(op, plan.variant->name, kernel_reason(plan));
+  if (plan.copy_of_x) {
+    const NoGrad no_grad;
+    torch_check(aoti_torch_copy_(plan.copy_of_x.get(), op.x.handle, 0), "copying x");
+  }
+  load_kernel(device, *plan.variant);
+  op.launch(*plan.variant, plan.call, current_stream(op.x.device_index));
+}
+
+Owned run_eager(const RowOp& op, Args& args, Device& device, const std::string& reason) {
+  const Knobs& k = knobs();
+  // What was forced by name is no fallback.
+  if (k.require_native && k.force != "eager") {
+    throw std::runtime_error(std::string(op.name) +
+                             ": TILEOPS_REQUIRE_NATIVE is set and no kernel serves this call: " + reason);
+  }
+  if (k.log) log_path(op, "eager", reason);
+  if (device.target_count == 0 && !device.warned.exchange(true)) {
+    const std::string message = "tileops runs in eager PyTorch on this GPU: " + device.reason;
+    aoti_torch_warn("tileops", "tileops", 0, message.c_str());
+  }
+  const NoGrad no_grad;
+  AOTITorchError error = 0;
+  const StableIValue result = args.give_to(op.eager, op.arguments, &error);
+  if (error != 0) {
+    const std::string text = torch_error_text();
+    throw std::runtime_error(!text.empty() ? text
+                                           : std::string(op.name) + ": no kernel serves this call (" + reason +
+                                                 "), and its eager form failed; torch printed why on stderr");
+  }
+  return Owned(from_stable<AtenTensorHandle>(result));
+}
+
+void copy_to(const TensorView& out, const Owned& result) {
+  const NoGrad no_grad;
+  torch_check(aoti_torch_copy_(out.handle, result.get(), 0), "copying the result to out");
+}
+
+}  // namespace
+
+Owned run_row_op(const RowOp& op, Args& args) {
+  if (op.x.numel == 0) return allocate_result(op);
+  const DeviceScope scope(op.x.device_index);
+  Device& device = device_at(op.x.device_index);
+  std::string reason = refusal(op.name, device);
+  if (reason.empty()) {
+    Owned y = allocate_result(op);
+    const Plan plan = plan_into(op, device, view_of(y.get()));
+    if (plan.variant) {
+      execute(op, device, plan);
+      return y;
+    }
+    reason = plan.reason;
+  }
+  return run_eager(op, args, device, reason);
+}
+
+void run_row_op_out(const RowOp& op, Args& args, const TensorView& out) {
+  if (op.x.numel == 0) return;
+  const DeviceScope scope(op.x.device_index);
+  Device& device = device_at(op.x.device_index);
+  std::string reason = refusal(op.name, device);
+  if (reason.empty()) {
+    RowProblem problem;
+    // An `out` with gaps whose rows do not collapse is written through a result of our own.
+    const bool direct = collapse(op, op.x.strides, out, &problem) || collapse(op, out.strides, out, &problem);
+    const Owned own = direct ? Owned() : allocate_result(op);
+    const Plan plan = plan_into(op, device, direct ? out : view_of(own.get()));
+    if (plan.variant) {
+      execute(op, device, plan);
+      if (own) copy_to(out, own);
+      return;
+    }
+    reason = plan.reason;
+  }
+  copy_to(out, run_eager(op, args, device, reason));
+}
+
+std::string explain_row_op(const RowOp& op) {
+  if (op.x.numel == 0) return "kernel\t\tx is empty, so nothing is launched";
+  const DeviceScope scope(op.x.device_index);
+  Device& device = device_at(op.x.device_index);
+  std::string reason = refusal(op.name, device);
+  if (reason.empty()) {
+    const Owned y = allocate_result(op);  // its address takes part in the choice
+    const Plan plan = plan_into(op, device, view_of(y.get()));
+    if (plan.variant) return std::string("kernel\t") + plan.variant->name + "\t" + kernel_reason(plan);
+    reason = plan.reason;
+  }
+  return "eager\t\t" + reason;
+}
+
+void launch_kernel(const RowVariant& variant, unsigned grid_x, unsigned grid_y, void* params, cudaStream_t stream) {
+  void* arguments[] = {params};
+  const cudaError_t code = cudaLaunchKernel(variant.kernel, dim3(grid_x, grid_y, 1), dim3(variant.threads, 1, 1), arguments,
+                                            variant.shared_bytes, stream);
+  if (__builtin_expect(code != cudaSuccess, 0)) {
+    cudaGetLastError();
+    throw std::runtime_error(std::string(variant.op) + ": launching " + variant.name + " failed: " + cuda_text(code));
+  }
+}
+
+}  // namespace tileops

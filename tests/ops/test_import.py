@@ -1,0 +1,154 @@
+"""Importing: light, silent, without CUDA, and never a failure, whatever is wrong with the native library."""
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+
+import tileops
+
+USE = """
+import torch
+x = torch.randn(3, 4)
+assert torch.allclose(tileops.softmax(x), torch.softmax(x, -1))
+assert torch.allclose(torch.ops.tileops.softmax(x), torch.softmax(x, -1))
+tileops.rms_norm(x, torch.ones(4)), tileops.rms_norm_silu(x.requires_grad_()).sum().backward()
+print(tileops.status().reason)
+"""
+
+
+def test_import_is_light(run_python):
+    """No wall-clock assertion: what would cost time must not be there."""
+    done = run_python("""
+import sys, torch
+before = set(sys.modules)
+import tileops
+new = sorted(name for name in set(sys.modules) - before if not name.startswith("tileops"))
+print(new)
+heavy = ("torch._dynamo", "torch._inductor", "numpy", "sympy", "triton", "importlib.metadata", "tileops_dsl")
+assert not [name for name in new if name.startswith(heavy)], new
+assert not torch.cuda.is_initialized()
+""")
+    assert done.stderr == ""
+
+
+def test_every_module_imports_without_a_gpu(run_python):  # B61
+    done = run_python(f"""
+import pkgutil, importlib, warnings
+warnings.simplefilter("error")
+import tileops
+for module in pkgutil.walk_packages(tileops.__path__, "tileops."):
+    if not module.name.endswith((".demo", "._C")):
+        importlib.import_module(module.name)
+{USE}
+assert not torch.cuda.is_initialized()
+""", CUDA_VISIBLE_DEVICES="")
+    assert done.stderr == ""
+
+
+@pytest.fixture
+def copy_of_package(tmp_path):
+    source = Path(tileops.__file__).parent
+    shutil.copytree(source, tmp_path / "tileops", ignore=shutil.ignore_patterns("_C.so", "__pycache__", "demo.py"))
+    return tmp_path
+
+
+def test_missing_library(run_python, copy_of_package):
+    done = run_python("import tileops" + USE, path=copy_of_package)
+    library = copy_of_package / "tileops" / "_C.so"
+    assert done.stdout.strip() == f"{library} does not exist: this is an install without kernels (TILEOPS_BUILD=none)"
+    assert done.stderr == ""
+
+
+@pytest.mark.parametrize("content", [b"not a library", b"\x7fELF" + bytes(60)], ids=["text", "cut short"])
+def test_broken_library(run_python, copy_of_package, content):  # B59
+    library = copy_of_package / "tileops" / "_C.so"
+    library.write_bytes(content)
+    done = run_python("import tileops" + USE, path=copy_of_package)
+    reason = f"{library}, built for torch 2.10 or newer, does not load under torch {torch.__version__}: "
+    assert done.stdout.startswith(reason)
+    assert done.stderr == ""
+
+
+def test_library_without_our_functions(run_python, copy_of_package):
+    import _ctypes
+
+    shutil.copy(_ctypes.__file__, copy_of_package / "tileops" / "_C.so")
+    done = run_python("import tileops" + USE, path=copy_of_package)
+    assert "does not load under torch" in done.stdout and "tileops_register" in done.stdout
+
+
+def test_disabled(run_python):
+    done = run_python("import tileops" + USE, TILEOPS_DISABLE_NATIVE="1")
+    assert done.stdout.strip() == "TILEOPS_DISABLE_NATIVE was set when tileops was imported"
+
+
+@pytest.mark.parametrize(("change", "reason"), [
+    ("torch.version.hip = '6.4'", "this torch is built for ROCm 6.4, and the kernels are CUDA ones"),
+    ("torch.__version__ = '2.9.1+cu130'", "torch 2.9.1+cu130 is older than 2.10, the oldest that the native library works with"),
+])
+def test_unsuitable_torch(run_python, change, reason):
+    done = run_python(f"import torch\n{change}\nimport tileops" + USE)
+    assert done.stdout.strip() == reason
+
+
+def test_tileops_before_torch(run_python):
+    run_python("import tileops\nimport torch" + USE)
+
+
+def test_name_taken_by_another_library(run_python):
+    """One plain sentence, and the functions still work: they call eager PyTorch without torch.ops."""
+    done = run_python("""
+import torch
+other = torch.library.Library("tileops", "DEF")
+other.define("rms_norm_silu(Tensor x) -> Tensor")
+import tileops
+x = torch.randn(3, 4, requires_grad=True)
+y = tileops.softmax(x)
+assert torch.allclose(y, torch.softmax(x, -1))
+tileops.rms_norm(x).sum().backward()
+assert str(tileops.explain("rms_norm_silu", x)) == "eager: x is on cpu"
+out = torch.empty(3, 4)
+with torch.no_grad():
+    assert tileops.rms_norm_silu(x, out=out) is out
+print(tileops.status().reason)
+""")
+    assert done.stdout.strip() == (
+        "torch.ops.tileops.rms_norm_silu was already registered by another library; a second copy of tileops (one installed, "
+        "one from a source tree?) is the usual cause; keep one of the two, in a process of its own"
+    )
+    assert done.stderr == ""
+
+
+def test_foreign_distribution_is_named(run_python, tmp_path):
+    info = tmp_path / "tileops-0.1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: tileops\nVersion: 0.1.0\n")
+    done = run_python(f"""
+import sys, torch
+sys.path.append({str(tmp_path)!r})
+other = torch.library.Library("tileops", "DEF")
+other.define("softmax(Tensor x) -> Tensor")
+import tileops
+print(tileops.status().reason)
+""")
+    assert "the distribution `tileops` 0.1.0 (tile-ai/TileOPs) is installed" in done.stdout
+
+
+def test_second_copy_in_one_process(run_python, copy_of_package):
+    done = run_python(f"""
+import sys, tileops
+first = tileops
+for name in [name for name in sys.modules if name.startswith("tileops")]:
+    del sys.modules[name]
+sys.path.insert(0, {str(copy_of_package)!r})
+import tileops
+assert tileops is not first
+{USE}""")
+    assert "was already registered by another library; a second copy of tileops" in done.stdout
+
+
+def test_bad_knob_is_named(run_python):
+    done = run_python("import tileops", check=False, TILEOPS_REQUIRE_NATIVE="true")
+    assert done.returncode == 1
+    assert done.stderr.strip().endswith("ValueError: TILEOPS_REQUIRE_NATIVE is 'true'; expected 1, 0 or nothing")

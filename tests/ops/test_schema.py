@@ -1,0 +1,82 @@
+"""The public contract: schemas, signatures and names. A change here is a change for users, made on purpose or not at all."""
+import inspect
+
+import pytest
+import torch
+
+import tileops
+from tileops import _schemas
+
+SCHEMAS = {  # what torch has registered
+    "softmax": "tileops::softmax(Tensor x, int dim=-1, *, ScalarType? dtype=None) -> Tensor",
+    "softmax.out": "tileops::softmax.out(Tensor x, int dim=-1, *, ScalarType? dtype=None, Tensor(a!) out) -> Tensor(a!)",
+    "rms_norm": "tileops::rms_norm(Tensor x, Tensor? weight=None, float? eps=9.9999999999999995e-07, *, int dim=-1, "
+    "float weight_offset=0., bool round_before_weight=False) -> Tensor",
+    "rms_norm.out": "tileops::rms_norm.out(Tensor x, Tensor? weight=None, float? eps=9.9999999999999995e-07, *, int dim=-1, "
+    "float weight_offset=0., bool round_before_weight=False, Tensor(a!) out) -> Tensor(a!)",
+    "rms_norm_silu": "tileops::rms_norm_silu(Tensor x, Tensor? weight=None, float? eps=1.0000000000000001e-05, *, int dim=-1, "
+    "bool round_before_weight=False) -> Tensor",
+    "rms_norm_silu.out": "tileops::rms_norm_silu.out(Tensor x, Tensor? weight=None, float? eps=1.0000000000000001e-05, *, "
+    "int dim=-1, bool round_before_weight=False, Tensor(a!) out) -> Tensor(a!)",
+}
+SIGNATURES = {
+    "softmax": "(x, dim=-1, *, dtype=None, out=None)",
+    "rms_norm": "(x, weight=None, eps=1e-06, *, dim=-1, weight_offset=0.0, round_before_weight=False, out=None)",
+    "rms_norm_silu": "(x, weight=None, eps=1e-05, *, dim=-1, round_before_weight=False, out=None)",
+}
+PUBLIC = ["__version__", "explain", "knobs", "rms_norm", "rms_norm_silu", "softmax", "status"]
+
+
+def overload(name):
+    op, _, variant = name.partition(".")
+    return getattr(getattr(torch.ops.tileops, op), variant or "default")
+
+
+@pytest.mark.parametrize("name", SCHEMAS)
+def test_schema(name):
+    assert str(overload(name)._schema) == SCHEMAS[name]
+
+
+def test_the_list_is_whole():
+    assert set(_schemas.operators()) == set(SIGNATURES)
+    assert sorted(tileops.__all__) == PUBLIC and all(hasattr(tileops, name) for name in PUBLIC)
+
+
+@pytest.mark.parametrize("op", SIGNATURES)
+def test_python_and_schema_agree(op):
+    """Names, order, defaults and what is keyword-only: the Python function adds out=None, and that is all."""
+    parameters = inspect.signature(getattr(tileops, op)).parameters.values()
+    bare = inspect.Signature([p.replace(annotation=inspect.Parameter.empty) for p in parameters])
+    assert str(bare) == SIGNATURES[op]
+    in_python = [(p.name, p.default, p.kind is p.KEYWORD_ONLY) for p in parameters if p.name not in ("x", "out")]
+    in_schema = [(a.name, a.default_value, a.kwarg_only) for a in overload(op)._schema.arguments if a.name != "x"]
+    assert in_python == in_schema
+
+
+@pytest.mark.parametrize("op", SIGNATURES)
+def test_defaults_of_the_eager_twin_are_those_of_the_schema(op):
+    """torch leaves out arguments that equal their default, so the twin's own defaults decide then."""
+    x = torch.tensor([[1e-3, 2e-3, -3e-3]])
+    assert torch.equal(getattr(torch.ops.tileops, op)(x), getattr(tileops, op)(x))
+    assert torch.equal(getattr(torch.ops.tileops, f"_eager_{op}")(x), getattr(tileops, op)(x))
+    if op != "softmax":
+        eps = overload(op)._schema.arguments[2].default_value
+        assert torch.equal(getattr(tileops, op)(x), getattr(tileops, op)(x, None, eps))
+        nearby = getattr(tileops, op)(x, None, eps * 1.01)
+        assert not torch.equal(getattr(tileops, op)(x), nearby)
+
+
+@pytest.mark.parametrize("op", SIGNATURES)
+def test_companions(op):
+    arguments = lambda name: str(overload(name)._schema).partition("(")[2]  # noqa: E731
+    assert arguments(f"_eager_{op}") == arguments(op)
+    assert arguments(f"_explain_{op}") == arguments(op).removesuffix("Tensor") + "str"
+
+
+@pytest.mark.parametrize("op", SIGNATURES)
+def test_docstrings_say_what_counts(op):
+    text = getattr(tileops, op).__doc__
+    for section in ("Args:", "Returns:", "Raises:", "Gradients:", "Source:", "float16", "stride", "round"):
+        assert section in text, section
+    for name in inspect.signature(getattr(tileops, op)).parameters:
+        assert f" {name}: " in text, name

@@ -1,0 +1,66 @@
+"""The rows of configs/<op>.json: one kernel each, with the sizes that tuning may change and what was measured."""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+from tileops_dsl.errors import TileError
+from tileops_dsl.ir import FLOATS
+from tileops_dsl.layouts import VectorisedRows
+
+SHORT = {"bfloat16": "bf16", "float16": "f16", "float32": "f32"}
+CONFIGS = Path(__file__).parent.parent / "configs"
+
+
+@dataclass(frozen=True)
+class RowConfig:
+    """A kernel of a row-wise operator. `x`, `y`: dtypes. A tile is `rows` of threads_per_row * chunks * vector columns."""
+
+    op: str
+    target: str
+    x: str
+    y: str
+    vector: int  # elements of one access
+    threads: int
+    threads_per_row: int
+    chunks: int  # accesses of one thread to one row
+    passes: int = 1  # rows of one thread
+    lanes_on_rows: bool = False
+    shifted: bool = False  # rows that start anywhere in a vector
+    looped: bool = False  # rows longer than the tile
+    min_blocks: int = 1  # CTAs that must fit on a multiprocessor
+    workload: str | None = None  # what it was chosen on: a label of configs/workloads.json
+    us: float | None = None  # measured there, microseconds
+    baseline_us: float | None = None  # an elementwise copy of the same bytes, in the same run
+
+    def __post_init__(self):
+        for dtype in (self.x, self.y):
+            if dtype not in FLOATS:
+                raise TileError(f"configs/{self.op}.json has dtype {dtype!r}", f"one of {', '.join(FLOATS)}")
+
+    @property
+    def tile(self) -> tuple[int, int]:
+        return self.passes * self.threads // self.threads_per_row, self.threads_per_row * self.chunks * self.vector
+
+    @property
+    def layout(self) -> VectorisedRows:
+        return VectorisedRows(*self.tile, self.threads, self.threads_per_row, self.vector, self.lanes_on_rows, self.shifted)
+
+    @property
+    def max_cols(self) -> int:
+        """The longest row that it serves; 0 for any."""
+        return 0 if self.looped else self.tile[1] + (self.vector - 1) * self.shifted
+
+    @property
+    def name(self) -> str:
+        """The kernel's name: softmax_sm_90a_bf16_bf16_v8_t128_r32x4x1 has rows of 32 threads x 4 accesses, 1 row a thread."""
+        dtypes = f"{SHORT[self.x]}_{SHORT[self.y]}"
+        shape = f"v{self.vector}_t{self.threads}_r{self.threads_per_row}x{self.chunks}x{self.passes}"
+        suffix = "_rows" * self.lanes_on_rows + "_shifted" * self.shifted + "_loop" * self.looped
+        return f"{self.op}_{self.target}_{dtypes}_{shape}{suffix}"
+
+
+def load(op: str) -> list[RowConfig]:
+    """The rows of an operator, in order of preference."""
+    rows = json.loads((CONFIGS / f"{op}.json").read_text())
+    return [RowConfig(op=op, **row) for row in rows]

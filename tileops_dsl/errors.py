@@ -1,0 +1,16 @@
+"""The one exception of the compiler: it names the tile program's line and what to write instead."""
+
+from tileops_dsl.ir import Location
+
+
+class TileError(Exception):
+    """A tile program that cannot be compiled.
+
+    `problem` says what and why, `instead` what to write; both are shown under the source line.
+    """
+
+    def __init__(self, problem: str, instead: str, location: Location | None = None):
+        self.problem, self.instead, self.location = problem, instead, location
+        where = f"{location}: " if location else ""
+        source = f"\n    {location.text}" if location and location.text else ""
+        super().__init__(f"{where}{problem}{source}\n    Instead: {instead}")

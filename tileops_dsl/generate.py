@@ -1,0 +1,86 @@
+"""Write the CUDA sources: python -m tileops_dsl.generate [--out DIR] [--only OP] [--target T] [--build MODE] [--dump DIR] [--diff REV].
+
+--only OP      one operator
+--target T     sm_90a or portable (repeatable); without it, both
+--build MODE   smoke: one bfloat16 kernel per operator and target; all (or local): every row of configs/
+--dump DIR     the IR after each pass that changed it, one file per kernel and pass
+--diff REV     generate at the git revision REV as well, and print what differs; exit 1 if anything does
+
+The output is deterministic: <op>_<target>_<dtype>.cu (the kernels of one dtype of x), <op>_params.h, registry.cpp (the
+table of csrc/variant.h), schemas.h and manifest.json.
+"""
+
+import argparse
+import filecmp
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from tileops_dsl import output
+from tileops_dsl.kernels import PROGRAMS
+from tileops_dsl.targets import TARGETS
+
+ROOT = Path(__file__).parent.parent
+
+
+def main(argv: list[str] | None = None) -> int:
+    arguments = parse(argv)
+    if arguments.diff:
+        return print_diff(arguments)
+    files = output.generate(arguments.only or list(PROGRAMS), arguments.target or list(TARGETS), arguments.build, dump(arguments.dump))
+    write(Path(arguments.out), files)
+    return 0
+
+
+def parse(argv: list[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser("python -m tileops_dsl.generate", description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--out", default=str(ROOT / "csrc" / "generated"))
+    parser.add_argument("--only", action="append", choices=list(PROGRAMS))
+    parser.add_argument("--target", action="append", choices=list(TARGETS))
+    parser.add_argument("--build", default="all", choices=["smoke", "local", "all"])
+    parser.add_argument("--dump", metavar="DIR")
+    parser.add_argument("--diff", metavar="REV")
+    return parser.parse_args(argv)
+
+
+def dump(directory: str | None):
+    """Receives the text of each kernel after each pass that changed it."""
+    if directory is None:
+        return lambda kernel, step, text: None
+    Path(directory).mkdir(parents=True, exist_ok=True)
+    return lambda kernel, step, text: (Path(directory) / f"{kernel}.{step}.txt").write_text(text)
+
+
+def write(directory: Path, files: dict[str, str]) -> None:
+    """Files that did not change keep their time, those that are no longer generated go."""
+    directory.mkdir(parents=True, exist_ok=True)
+    for path in directory.iterdir():
+        if path.name not in files and path.suffix in (".cu", ".h", ".cpp", ".json"):
+            path.unlink()
+    for name, text in files.items():
+        path = directory / name
+        if not path.exists() or path.read_text() != text:
+            path.write_text(text)
+
+
+def print_diff(arguments: argparse.Namespace) -> int:
+    """The generator of REV runs in a copy of REV's tree."""
+    options = [f"--build={arguments.build}"]
+    options += [f"--{key}={value}" for key in ("only", "target") for value in getattr(arguments, key) or ()]
+    with tempfile.TemporaryDirectory() as scratch:
+        tree, old, new = (Path(scratch) / name for name in ("tree", "old", "new"))
+        tree.mkdir()
+        archive = subprocess.run(["git", "-C", str(ROOT), "archive", arguments.diff], check=True, capture_output=True)
+        subprocess.run(["tar", "-x", "-C", str(tree)], check=True, input=archive.stdout)
+        for directory, out in ((tree, old), (ROOT, new)):
+            subprocess.run([sys.executable, "-m", "tileops_dsl.generate", f"--out={out}", *options], check=True, cwd=directory)
+        names = sorted({p.name for p in (*old.iterdir(), *new.iterdir())})
+        same = all((old / n).exists() and (new / n).exists() and filecmp.cmp(old / n, new / n, shallow=False) for n in names)
+        if not same:
+            subprocess.run(["diff", "-ruN", str(old), str(new)], check=False)
+    return 0 if same else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

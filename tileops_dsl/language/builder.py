@@ -1,0 +1,88 @@
+"""What is being recorded, and where the author wrote it."""
+
+import contextlib
+import linecache
+import os
+import sys
+
+from tileops_dsl import ir
+from tileops_dsl.errors import TileError
+
+_LANGUAGE = os.path.dirname(__file__)
+
+
+def author_frame():
+    """The innermost frame outside the language: the tile program's."""
+    frame = sys._getframe(1)
+    while frame.f_back and (frame.f_code.co_filename.startswith(_LANGUAGE) or frame.f_code.co_filename == contextlib.__file__):
+        frame = frame.f_back
+    return frame
+
+
+def here() -> ir.Location:
+    """The line of the tile program that is being recorded."""
+    frame = author_frame()
+    return location(frame.f_code.co_filename, frame.f_lineno)
+
+
+def location(path: str, line: int) -> ir.Location:
+    return ir.Location(os.path.basename(path), line, linecache.getline(path, line).strip())
+
+
+class Builder:
+    """The statements recorded so far: a stack of bodies, the innermost open loop last."""
+
+    def __init__(self):
+        self.bodies: list[list[ir.Stmt]] = [[]]
+        self.names: dict[str, ir.Location] = {}
+        self.loops = 0
+        self.kernel: dict | None = None
+
+    def emit(self, stmt: ir.Stmt) -> None:
+        if isinstance(stmt, ir.Store) != self.in_parallel:
+            raise TileError(*_PLACE[self.in_parallel], stmt.location)
+        self.bodies[-1].append(stmt)
+
+    in_parallel = False
+
+    def open(self) -> None:
+        self.bodies.append([])
+
+    def close(self) -> tuple[ir.Stmt, ...]:
+        return tuple(self.bodies.pop())
+
+    def declare(self, name: str) -> str:
+        """Take a name; two things of one kernel never share one."""
+        if name in self.names:
+            raise TileError(f"{name} is already the name of what line {self.names[name].line} made", "another name", here())
+        self.names[name] = here()
+        return name
+
+    def loop_var(self, dtype: str) -> ir.Var:
+        self.loops += 1
+        return ir.Var(dtype, f"{'ijkmn'[self.loops % 5 - 1]}{self.loops}")
+
+
+_PLACE = {
+    True: ("only assignments to fragment elements can stand in T.Parallel", "this statement before or after the loop"),
+    False: ("a fragment element is assigned outside T.Parallel", "for i, j in T.Parallel(...): tile[i, j] = value"),
+}
+
+_current: list[Builder] = []
+
+
+def builder() -> Builder:
+    if not _current:
+        raise TileError("a word of the language is used outside a tile program", "@T.prim_func above the function", here())
+    return _current[-1]
+
+
+class recording:
+    """Records the words that are called in its scope."""
+
+    def __enter__(self) -> Builder:
+        _current.append(Builder())
+        return _current[-1]
+
+    def __exit__(self, *exc) -> None:
+        _current.pop()

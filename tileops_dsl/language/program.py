@@ -1,0 +1,83 @@
+"""The frame of a tile program: its parameters, its grid, and the run that records it."""
+
+import inspect
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from tileops_dsl import ir
+from tileops_dsl.errors import TileError
+from tileops_dsl.language.builder import builder, here, location, recording
+from tileops_dsl.language.memory import TensorArg
+from tileops_dsl.language.scalar import Value, to_expr
+
+
+@dataclass(frozen=True)
+class Tensor:
+    """A parameter: a strided tensor of run-time extents.
+
+    `dtype` "any" is an optional tensor of any float dtype, converted when it is copied. `vector` > 1 is a promise of the
+    caller: unit stride in the last dimension, whose extent, like the address and the other strides, is a multiple of it
+    (unless the tile's layout is shifted: then only that the rows of all tensors lie alike in their vectors).
+    """
+
+    dims: tuple
+    dtype: str
+    vector: int = 1
+
+
+@dataclass(frozen=True)
+class Scalar:
+    """A parameter: a number that is the same for all threads ("float32" or "int32")."""
+
+    dtype: str
+
+
+def dynamic(names: str, dtype: str = "int64"):
+    """Extents known at run time: outer, inner = T.dynamic("outer, inner"). Use "int32" for one that fits."""
+    dims = tuple(Value(ir.Var(dtype, name.strip())) for name in names.split(","))
+    return dims if len(dims) > 1 else dims[0]
+
+
+@contextmanager
+def Kernel(*grid, threads: int):  # noqa: N802 (the word of the language)
+    """with T.Kernel(blocks_x, blocks_y, threads=n) as (bx, by): the work of one CTA of the grid."""
+    b, where = builder(), here()
+    if b.kernel is not None:
+        raise TileError("a second T.Kernel in one program", "one program for each kernel", where)
+    if threads % 32 or not 32 <= threads <= 1024:
+        raise TileError(f"{threads} threads", "a multiple of 32, at most 1024", where)
+    blocks = tuple(ir.Var("int64", f"block_{'xyz'[i]}") for i in range(len(grid)))
+    b.kernel = {"min_blocks": 1, "blocks": blocks, "grid": tuple(to_expr(g) for g in grid), "threads": threads, "location": where}
+    yield Value(blocks[0]) if len(blocks) == 1 else tuple(map(Value, blocks))
+
+
+def annotate_min_blocks_per_sm(blocks: int) -> None:
+    """How many CTAs must fit on a multiprocessor: bounds the registers of a thread."""
+    builder().kernel["min_blocks"] = blocks
+
+
+def prim_func(function) -> ir.Kernel:
+    """Record the tile program `function`; its annotated arguments become the kernel's parameters, under their names."""
+    where = location(inspect.getsourcefile(function), function.__code__.co_firstlineno)
+    tensors, scalars, dims, arguments = [], [], {}, []
+    for name, spec in inspect.get_annotations(function).items():
+        if isinstance(spec, Tensor):
+            shape = tuple(d.expr for d in spec.dims)
+            dims |= {d.name: d for d in shape}
+            tensors.append(ir.Tensor(name, shape, spec.dtype, spec.vector))
+            arguments.append(TensorArg(tensors[-1]))
+        elif isinstance(spec, Scalar):
+            scalars.append(ir.Var(spec.dtype, name))
+            arguments.append(Value(scalars[-1]))
+        else:
+            raise TileError(f"parameter {name} is {spec!r}", "T.Tensor(...) or T.Scalar(...)", where)
+    with recording() as b:
+        for name in (*dims, *(t.name for t in tensors), *(s.name for s in scalars)):
+            b.declare(name)
+        function(*arguments)
+    if b.kernel is None:
+        raise TileError("the program has no T.Kernel", "with T.Kernel(blocks, threads=n) as block: ...", where)
+    if len(b.bodies) != 1:
+        raise TileError("a loop was left by break or return", "T.If in the loop", where)
+    frame = dict(b.kernel)
+    return ir.Kernel(function.__name__, tuple(tensors), tuple(dims.values()), tuple(scalars), body=tuple(b.bodies[0]), **frame)

@@ -1,0 +1,168 @@
+"""Scalar values: Python operators on them build expressions. Arithmetic on 16-bit values is done in float32."""
+
+import math
+
+from tileops_dsl import ir
+from tileops_dsl.errors import TileError
+from tileops_dsl.language.builder import here
+
+
+class Value:
+    """A run-time number of the kernel. Supports + - * / // and comparisons; has no truth value while recording."""
+
+    def __init__(self, expr: ir.Expr):
+        self.expr = expr
+
+    dtype = property(lambda self: self.expr.dtype)
+
+    def __add__(self, other):
+        return call("add", self, other)
+
+    def __sub__(self, other):
+        return call("sub", self, other)
+
+    def __mul__(self, other):
+        return call("mul", self, other)
+
+    def __truediv__(self, other):
+        return call("div", self, other)
+
+    def __floordiv__(self, other):
+        return call("floordiv", self, other)
+
+    def __radd__(self, other):
+        return call("add", other, self)
+
+    def __rsub__(self, other):
+        return call("sub", other, self)
+
+    def __rmul__(self, other):
+        return call("mul", other, self)
+
+    def __rtruediv__(self, other):
+        return call("div", other, self)
+
+    def __neg__(self):
+        return call("neg", self)
+
+    def __lt__(self, other):
+        return call("lt", self, other)
+
+    def __le__(self, other):
+        return call("le", self, other)
+
+    def __gt__(self, other):
+        return call("lt", other, self)
+
+    def __ge__(self, other):
+        return call("le", other, self)
+
+    def __eq__(self, other):
+        return call("eq", self, other)
+
+    def __ne__(self, other):
+        return call("ne", self, other)
+
+    __hash__ = None
+
+    def __bool__(self):
+        raise TileError(
+            f"{self.expr} is known only at run time; Python's if, while, and, or and chained comparisons need it now",
+            "T.if_then_else(condition, a, b) for a value, `with T.If(condition):` for statements",
+            here(),
+        )
+
+    def __index__(self):
+        raise TileError(
+            f"{self.expr} is known only at run time; range() and sizes need a Python integer",
+            "for k in T.serial(extent): ...",
+            here(),
+        )
+
+
+def to_expr(value) -> ir.Expr:
+    """The expression of a Python number or of a Value."""
+    if isinstance(value, Value):
+        return value.expr
+    if isinstance(value, bool):
+        return ir.Const("bool", value)
+    if isinstance(value, int):
+        return ir.Const("int32" if -(2**31) <= value < 2**31 else "int64", value)
+    if isinstance(value, float):
+        return ir.Const("float32", value)
+    raise TileError(f"{value!r} is not a number of the kernel", "a Python number, a dimension or a fragment element", here())
+
+
+def convert(expr: ir.Expr, dtype: str) -> ir.Expr:
+    if expr.dtype == dtype:
+        return expr
+    if isinstance(expr, ir.Const) and expr.dtype != "bool" and (dtype == "float32" or expr.dtype in ir.INTS):
+        return ir.Const(dtype, float(expr.value) if dtype == "float32" else expr.value)
+    return ir.Cast(dtype, expr)
+
+
+def call(op: str, *args) -> Value:
+    """An operation on converted operands: 16-bit floats become float32, integers follow the wider operand."""
+    exprs = [to_expr(a) for a in args]
+    condition, operands = (exprs[:1], exprs[1:]) if op == "select" else ([], exprs)
+    if condition and condition[0].dtype != "bool":
+        raise TileError(f"{condition[0]} is {condition[0].dtype}, not a condition", "a comparison, such as i < n", here())
+    kind = ir.OPS[op][1]
+    dtypes = {e.dtype for e in operands}
+    if "bool" in dtypes:
+        raise TileError(f"{op} of a condition", "T.if_then_else(condition, a, b)", here())
+    if kind == "float" or dtypes & set(ir.FLOATS):
+        dtype = "float32"
+    else:
+        dtype = "int64" if "int64" in dtypes else "int32"
+    operands = [convert(e, dtype) for e in operands]
+    return Value(ir.Call("bool" if kind == "compare" else dtype, op, (*condition, *operands)))
+
+
+def cast(value, dtype: str) -> Value:
+    """The value rounded to `dtype` (to nearest, ties to even)."""
+    if dtype not in ir.FLOATS and dtype not in ir.INTS:
+        raise TileError(f"there is no dtype {dtype!r}", f"one of {', '.join((*ir.FLOATS, *ir.INTS))}", here())
+    return Value(convert(to_expr(value), dtype))
+
+
+def exp2(value) -> Value:
+    """2 to the power of a float32 value."""
+    return call("exp2", value)
+
+
+def rsqrt(value) -> Value:
+    """One over the square root of a float32 value."""
+    return call("rsqrt", value)
+
+
+def reciprocal(value) -> Value:
+    """One over a float32 value, 1 ulp (a division with / is correctly rounded and slower)."""
+    return call("reciprocal", value)
+
+
+def max(a, b) -> Value:  # noqa: A001 (the word of the language)
+    """The larger value; a NaN gives way to a number."""
+    return call("max", a, b)
+
+
+def min(a, b) -> Value:  # noqa: A001
+    """The smaller value; a NaN gives way to a number."""
+    return call("min", a, b)
+
+
+def if_then_else(condition, a, b) -> Value:
+    """a where the condition holds, b elsewhere; both are evaluated."""
+    return call("select", condition, a, b)
+
+
+def infinity() -> float:
+    """The float32 infinity."""
+    return math.inf
+
+
+def ceildiv(a, b):
+    """a / b rounded up, for a >= 1 when a is a run-time value."""
+    if isinstance(a, int) and isinstance(b, int):
+        return -(-a // b)
+    return (a - 1) // b + 1

@@ -1,0 +1,129 @@
+"""What must hold between passes, computed independently of the passes that establish it."""
+
+import functools
+import itertools
+
+from tileops_dsl import ir
+from tileops_dsl.errors import TileError
+from tileops_dsl.layouts import PerColumn, PerRow, VectorisedRows
+from tileops_dsl.targets import Target
+
+
+def verify(kernel: ir.Kernel, target: Target, properties: tuple[str, ...]) -> None:
+    for name in properties:
+        CHECKS[name](kernel, target)
+
+
+def well_formed(kernel: ir.Kernel, target: Target) -> None:
+    """Names are in scope, buffers are allocated once and before use, indices and dtypes fit."""
+    scope = {v.name for v in (*kernel.dims, *kernel.scalars, *kernel.blocks)}
+    scope |= {f"{t.name}_dtype" for t in kernel.tensors if t.dtype == "any"}
+    _check_block(kernel.body, scope, set(), list(kernel.tensors))
+
+
+def _check_block(body, scope: set[str], live: set[ir.Buffer], tensors: list[ir.Tensor]) -> None:
+    for stmt in body:
+        for expr in ir.exprs_of(stmt):
+            _check_expr(expr, scope, live, stmt.location)
+        for buffer in (b for b in vars(stmt).values() if isinstance(b, ir.Buffer) and not isinstance(stmt, ir.Alloc)):
+            _require(buffer in live, f"{buffer.name} is not allocated here", "T.alloc_fragment before its first use", stmt)
+        if isinstance(stmt, ir.Alloc):
+            _require(stmt.buffer not in live, f"{stmt.buffer.name} is allocated twice", "one allocation", stmt)
+            live.add(stmt.buffer)
+        inner = scope
+        if isinstance(stmt, ir.Parallel):
+            inner = scope | {v.name for v in stmt.vars}
+            _check_extents(stmt)
+        elif isinstance(stmt, ir.Serial):
+            inner = scope | {stmt.var.name}
+        _check_block(getattr(stmt, "body", ()), inner, live if inner is scope else set(live), tensors)
+
+
+def _check_extents(loop: ir.Parallel) -> None:
+    extent = dict(zip(loop.vars, loop.extents, strict=True))
+    for store in loop.body:
+        loads = [e for e in ir.subexprs(store.value) if isinstance(e, ir.Load)]
+        for buffer, indices in [(store.buffer, store.indices), *((e.buffer, e.indices) for e in loads)]:
+            for index, size in zip(indices, buffer.shape, strict=True):
+                _require(
+                    extent.get(index, size) == size,
+                    f"the loop runs over {extent.get(index)} and {buffer.name} has {size}",
+                    f"T.Parallel over the shape {list(buffer.shape)}",
+                    store,
+                )
+
+
+def _check_expr(expr: ir.Expr, scope: set[str], live: set[ir.Buffer], location: ir.Location) -> None:
+    for e in ir.subexprs(expr):
+        if isinstance(e, ir.Var) and e.name not in scope:
+            raise TileError(f"{e.name} is used outside its loop", "the loop's values inside the loop", location)
+        if isinstance(e, ir.Load) and e.buffer not in live:
+            raise TileError(f"{e.buffer.name} is not allocated here", "T.alloc_fragment before its first use", location)
+        if isinstance(e, ir.Call) and len(e.args) != ir.OPS[e.op][0]:
+            raise TileError(f"{e.op} with {len(e.args)} operands", f"{ir.OPS[e.op][0]} operands", location)
+
+
+def layouts(kernel: ir.Kernel, target: Target) -> None:
+    """Each layout places each element, fills the registers of each of its threads exactly, and fits the register file."""
+    total = 0
+    for stmt in ir.walk(kernel.body):
+        if isinstance(stmt, ir.Alloc):
+            layout = kernel.layouts.get(stmt.buffer)
+            _require(layout is not None, f"{stmt.buffer.name} has no layout", "T.annotate_layout", stmt)
+            _check_layout(stmt, layout, kernel.threads)
+            total += layout.registers * ir.DTYPES[stmt.buffer.dtype] / 4
+    limit = min(target.registers_per_thread, target.registers_per_cta // kernel.threads)
+    largest = max((la.registers * ir.DTYPES[b.dtype] / 4 for b, la in kernel.layouts.items()), default=0)
+    if largest > limit:
+        raise TileError(f"a fragment needs {largest:.0f} registers of {limit}", "fewer passes or chunks, or more threads")
+
+
+def _check_layout(stmt: ir.Alloc, layout, threads: int) -> None:
+    """By enumeration of the tile's shape: compare with what the layout claims."""
+    shape = stmt.buffer.shape
+    tile = layout if isinstance(layout, VectorisedRows) else layout.tile
+    expected = {VectorisedRows: (tile.rows, tile.cols), PerRow: (tile.rows,), PerColumn: (tile.cols,)}[type(layout)]
+    _require(shape == expected, f"{stmt.buffer.name} is {list(shape)} and its layout {list(expected)}", "one shape", stmt)
+    _require(tile.threads == threads, f"layout of {tile.threads} threads in a kernel of {threads}", "T.Kernel's threads", stmt)
+    problem = _placement_problem(layout, shape)
+    _require(problem is None, f"the layout of {stmt.buffer.name} {problem}", "a layout that covers tile and registers", stmt)
+
+
+@functools.cache
+def _placement_problem(layout, shape: tuple[int, ...]) -> str | None:
+    seen: dict[int, set[int]] = {}
+    for index in itertools.product(*map(range, shape)):
+        holders, register = layout.place(index)
+        for thread in holders:
+            registers = seen.setdefault(thread, set())
+            if register in registers:
+                return f"puts two elements into register {register} of thread {thread}"
+            registers.add(register)
+    tile = layout if isinstance(layout, VectorisedRows) else layout.tile
+    edge = {layout.registers - 1} if tile.shifted and not isinstance(layout, PerRow) else set()
+    full, threads = set(range(layout.registers)) - edge, set(range(tile.threads))
+    return None if set(seen) == threads and all(r == full for r in seen.values()) else "leaves registers or threads out"
+
+
+def shared_memory(kernel: ir.Kernel, target: Target) -> None:
+    """Each exchange buffer has its size, none overlaps another, all fit."""
+    ranges = []
+    for stmt in ir.walk(kernel.body):
+        if isinstance(stmt, ir.Reduce):
+            layout = kernel.layouts[stmt.src]
+            groups = layout.threads_per_row if layout.lanes_on_rows else -(-layout.threads_per_row // 32)
+            if groups > 1:
+                _require(stmt in kernel.shared, f"the reduction of {stmt.src.name} has no buffer", "plan_shared_memory", stmt)
+                ranges.append((kernel.shared[stmt], kernel.shared[stmt] + layout.rows * groups * 4))
+    ranges.sort()
+    overlap = any(a[1] > b[0] for a, b in zip(ranges, ranges[1:], strict=False))
+    if overlap or (ranges and ranges[-1][1] > kernel.shared_bytes) or kernel.shared_bytes > target.shared_bytes:
+        raise TileError(f"the shared-memory plan {ranges} does not fit {kernel.shared_bytes} bytes", "a smaller tile")
+
+
+def _require(holds: bool, problem: str, instead: str, stmt: ir.Stmt) -> None:
+    if not holds:
+        raise TileError(problem, instead, stmt.location)
+
+
+CHECKS = {"well_formed": well_formed, "layouts": layouts, "shared_memory": shared_memory}
