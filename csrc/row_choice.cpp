@@ -38,10 +38,12 @@ const char* why_no_vectors(int vector, bool shifted, const RowCall& call) {
     return lie_alike(vector, call) ? nullptr : "it needs rows of x and y that are equally far from an aligned address";
   }
   if (p.cols % vector != 0) return "it needs a number of columns that is a multiple of its vector";
-  if ((p.x_stride[0] | p.x_stride[1] | p.y_stride[0] | p.y_stride[1]) % vector != 0)
+  if ((p.x_stride[0] | p.x_stride[1] | p.y_stride[0] | p.y_stride[1]) % vector != 0) {
     return "it needs rows that start at multiples of its vector";
-  if (!is_aligned(call.x, vector, call.x_type) || !is_aligned(call.y, vector, call.y_type))
+  }
+  if (!is_aligned(call.x, vector, call.x_type) || !is_aligned(call.y, vector, call.y_type)) {
     return "it needs x and y aligned to its vector";
+  }
   if (call.weight && (call.weight_stride != 1 || reinterpret_cast<uintptr_t>(call.weight) % 16 != 0)) {
     return "it needs a weight without gaps and aligned to 16 bytes";
   }

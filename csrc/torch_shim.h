@@ -3,8 +3,9 @@
 // Why not torch's own headers: a source build then needs no multi-gigabyte torch, builds in seconds, and does not depend on
 // which torch happens to be installed. The ABI, not the header, is torch's promise (a shim function is not modified for two
 // years after its release). tests/binding compiles these lines after torch's own headers, so that a declaration that differs is
-// a compile error. Strong: in libtorch_cpu since torch 2.10. Weak: newer than 2.10, or in libtorch_cuda; NULL where torch lacks
-// it.
+// a compile error.
+//
+// Strong: in libtorch_cpu since torch 2.10. Weak: newer than 2.10, or in libtorch_cuda; NULL where torch lacks it.
 #pragma once
 
 #include <stddef.h>

@@ -210,3 +210,9 @@ def _buffer(field, array, writable):
         inside[...] = 1
         mask = cells.tobytes()
     return low, high - low, writable and array.flags.writeable, field, mask
+
+
+if __name__ == "__main__":
+    from tileops_dsl.emulate_rows import main
+
+    sys.exit(main(sys.argv[1:]))

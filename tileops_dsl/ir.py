@@ -29,9 +29,9 @@ FLOATS = {"float32": 4, "float16": 2, "bfloat16": 2}
 INTS = {"int32": 4, "int64": 8}
 DTYPES = {**FLOATS, **INTS, "bool": 1}
 
-# op -> (arity, result): "float" works on float32, "compare" gives bool, "any" keeps the operands' dtype.
+# op -> (arity, result): "float" works on float32, "int" on integers, "compare" gives bool, "any" keeps the operands' dtype.
 OPS = {
-    "add": (2, "any"), "sub": (2, "any"), "mul": (2, "any"), "div": (2, "float"), "floordiv": (2, "any"),
+    "add": (2, "any"), "sub": (2, "any"), "mul": (2, "any"), "div": (2, "float"), "floordiv": (2, "int"),
     "max": (2, "any"), "min": (2, "any"), "neg": (1, "any"),
     "exp2": (1, "float"), "rsqrt": (1, "float"), "reciprocal": (1, "float"),
     "lt": (2, "compare"), "le": (2, "compare"), "eq": (2, "compare"), "ne": (2, "compare"),

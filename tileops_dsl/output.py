@@ -88,7 +88,7 @@ def generate(ops: list[str], targets: list[str], build: str, dump=lambda kernel,
     sources = []
     for name, members in groupby(sorted(kernels, key=lambda k: k.source), key=lambda k: k.source):
         members = list(members)
-        files[name] = _source(members)
+        files[name] = source_text(members)
         first = members[0].config
         names = [k.config.name for k in members]
         sources.append({"file": name, "op": first.op, "target": first.target, "kernels": names})
@@ -103,12 +103,13 @@ def _smoke(rows: list[RowConfig]) -> list[RowConfig]:
     """For each operator and target, the first bfloat16 kernel that serves any row length and any stride."""
     chosen = {}
     for row in rows:
-        if row.x == row.y == "bfloat16" and row.looped and row.vector == 1:
+        if row.x == row.y == "bfloat16" and row.looped and row.vector == 1 and not row.lanes_on_rows:
             chosen.setdefault((row.op, row.target), row)
     return list(chosen.values())
 
 
-def _source(kernels: list[Generated]) -> str:
+def source_text(kernels: list[Generated]) -> str:
+    """A .cu file of kernels of one operator and target."""
     config = kernels[0].config
     head = [
         NOTICE.format(op=config.op, target=config.target),

@@ -1,4 +1,4 @@
-"""Builds what these tests load, once per session: the pure C++ parts, the library over a made-up CUDA, and the library over the real runtime."""
+"""Builds what these tests load, once per session: the plain C++ parts, and the library over a made-up and over a real CUDA."""
 
 import ctypes
 import json
@@ -17,6 +17,13 @@ HERE = Path(__file__).resolve().parent
 CSRC = ROOT / "csrc"
 # Of the operators here, so that the package itself can live in the same process.
 NAMESPACE = "tileops_binding_test"
+NO_KERNELS = """
+#include "variant.h"
+namespace tileops {
+extern const RowVariant row_variants[] = {RowVariant()};
+extern const int row_variant_count = 0;
+}
+"""
 FLAGS = "-std=c++17 -O1 -Wall -Wextra -Werror -fPIC -fvisibility=hidden".split()
 
 
@@ -91,7 +98,8 @@ def link(folder: Path, target: Path, objects: list[Path], *flags, exports: str =
         run("g++", "-shared", "-nostdlib", "-x", "c", "/dev/null", f"-Wl,-soname,{name}", "-o", folder / name)
     script = folder / "exports.map"
     script.write_text((CSRC / "exports.map").read_text().replace("global:", f"global: {exports}"))
-    run("g++", "-shared", "-o", target, *objects, "-Wl,--no-as-needed", *stubs, "-Wl,--as-needed", *flags, f"-Wl,--version-script={script}")
+    inputs = [*objects, "-Wl,--no-as-needed", *stubs, "-Wl,--as-needed", *flags]
+    run("g++", "-shared", "-o", target, *inputs, f"-Wl,--version-script={script}")
     return target
 
 
@@ -124,18 +132,18 @@ def fake_library(fake_path) -> ctypes.CDLL:
 def real_path(folder, cuda, generated) -> Path:
     """The library over the real static CUDA runtime, with an empty table of kernels."""
     registry = folder / "no_kernels.cpp"
-    registry.write_text(
-        '#include "variant.h"\nnamespace tileops {\nextern const RowVariant row_variants[] = {{}};\nextern const int row_variant_count = 0;\n}\n'
-    )
+    registry.write_text(NO_KERNELS)
     objects = binding_objects(folder / "real", binding_flags(cuda, generated, NAMESPACE + "_real"), [registry])
     runtime = next(p for p in (cuda / "lib64", cuda / "lib") if (p / "libcudart_static.a").exists())
-    return link(folder / "real", folder / "real" / "real.so", objects, "-L", runtime, "-lcudart_static", "-ldl", "-lpthread", "-lrt")
+    libraries = ["-L", runtime, "-lcudart_static", "-ldl", "-lpthread", "-lrt"]
+    return link(folder / "real", folder / "real" / "real.so", objects, *libraries)
 
 
 @pytest.fixture(scope="session")
 def row_probe(folder) -> ctypes.CDLL:
     target = folder / "row_probe.so"
-    run("g++", *FLAGS, "-fvisibility=default", "-shared", "-I", CSRC, HERE / "row_probe.cpp", CSRC / "row_problem.cpp", "-o", target)
+    sources = [HERE / "row_probe.cpp", CSRC / "row_problem.cpp"]
+    run("g++", *FLAGS, "-fvisibility=default", "-shared", "-I", CSRC, *sources, "-o", target)
     return ctypes.CDLL(str(target))
 
 
@@ -144,6 +152,63 @@ def shim_check(folder) -> ctypes.CDLL:
     """torch's headers and ours in one file."""
     root = Path(torch.__file__).parent
     target = folder / "shim_check.so"
-    torch_flags = ["-isystem", root / "include", "-L", root / "lib", "-ltorch", "-ltorch_cpu", "-lc10", f"-Wl,-rpath,{root / 'lib'}"]
+    libraries = root / "lib"
+    torch_flags = ["-isystem", root / "include", "-L", libraries, "-ltorch", "-ltorch_cpu", "-lc10", f"-Wl,-rpath,{libraries}"]
     run("g++", *FLAGS, "-DTORCH_STABLE_ONLY", "-shared", "-I", CSRC, HERE / "shim_check.cpp", *torch_flags, "-o", target)
     return ctypes.CDLL(str(target))
+
+
+class Fake:
+    def __init__(self, library, ops):
+        self.library, self.ops = library, ops
+
+    def set(self, **values):
+        for name, value in values.items():
+            self.library.fake_set(name.encode(), value)
+
+    def get(self, name):
+        return self.library.fake_get(name.encode())
+
+    def knobs(self, **values):
+        for name, value in values.items():
+            self.library.tileops_set_knob(name.encode(), value.encode())
+
+    def status(self):
+        return json.loads(self.library.tileops_status())
+
+    def kernel(self, call):
+        """Runs the call; the kernel that it launched, or "eager"."""
+        before = self.get("launches")
+        call()
+        return self.library.fake_last_kernel().decode() if self.get("launches") > before else "eager"
+
+
+def eager_softmax(x, dim=-1, *, dtype=None):
+    assert not torch.is_grad_enabled()
+    return torch.softmax(x.float(), dim).to(dtype or x.dtype)
+
+
+def eager_rms_norm(x, weight=None, eps=1e-6, *, dim=-1, weight_offset=0.0, round_before_weight=False):
+    assert not torch.is_grad_enabled()
+    if weight is not None and weight.numel() == 3:
+        raise KeyError("from the eager twin")
+    y = torch.nn.functional.rms_norm(x.float().movedim(dim, -1), x.shape[dim : dim + 1 or None], None, eps)
+    y = y if weight is None else y * (weight.float() + weight_offset)
+    return y.movedim(-1, dim).to(x.dtype)
+
+
+@pytest.fixture(scope="module")
+def fake_ops(fake_library, binding):
+    twins = torch.library.Library(binding.namespace, "FRAGMENT")
+    twins.impl("_eager_softmax", eager_softmax, "CompositeExplicitAutograd")
+    twins.impl("_eager_rms_norm", eager_rms_norm, "CompositeExplicitAutograd")
+    yield getattr(torch.ops, binding.namespace)
+    twins._destroy()
+
+
+@pytest.fixture
+def fake(fake_library, fake_ops):
+    fake = Fake(fake_library, fake_ops)
+    yield fake
+    fake.set(launch_error=0, current_device=0)
+    fake.knobs(force="", log="", require_native="", disable_native="")

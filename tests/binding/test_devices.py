@@ -14,7 +14,9 @@ library.fake_get.restype = ctypes.c_int64
 assert library.tileops_register() is None
 ops = getattr(torch.ops, "{namespace}")
 twins = torch.library.Library("{namespace}", "FRAGMENT")
-twins.impl("_eager_softmax", lambda x, dim=-1, *, dtype=None: torch.softmax(x.float(), dim).to(x.dtype), "CompositeExplicitAutograd")
+def twin(x, dim=-1, *, dtype=None):
+    return torch.softmax(x.float(), dim).to(x.dtype)
+twins.impl("_eager_softmax", twin, "CompositeExplicitAutograd")
 x = torch.randn(4, 16).bfloat16()
 def fake(**values):
     for name, value in values.items():
@@ -40,9 +42,8 @@ def state():
 @pytest.fixture
 def in_process(binding, fake_path):
     def start(body):
-        done = subprocess.run(
-            [sys.executable, "-W", "ignore", "-c", SCRIPT.format(namespace=binding.namespace, body=body), fake_path], capture_output=True, text=True
-        )
+        script = SCRIPT.format(namespace=binding.namespace, body=body)
+        done = subprocess.run([sys.executable, "-W", "ignore", "-c", script, fake_path], capture_output=True, text=True)
         assert done.returncode == 0, done.stderr
         return json.loads(done.stdout), done.stderr
 
@@ -69,7 +70,7 @@ def test_other_gpus_are_portable(in_process, capability):
     (kernel, state, refusal), _ = in_process(body)
     assert kernel == [1, "softmax_portable_bf16_bf16_v8"]
     assert state["capability"] == f"{capability // 10}.{capability % 10}"
-    assert refusal.startswith('softmax: TILEOPS_FORCE=sm_90a cannot apply: Fake "GPU" does not run it, or this build lacks it; ')
+    assert 'softmax: TILEOPS_FORCE=sm_90a cannot apply: Fake "GPU" does not run it, or this build lacks it; ' in refusal
 
 
 def test_gpu_without_code_falls_back_and_warns_once(in_process):

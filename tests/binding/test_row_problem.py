@@ -14,7 +14,8 @@ def array(values):
 
 def collapse(probe, x, y, dim):
     out = (ctypes.c_int64 * 9)()
-    if not probe.probe_collapse(ctypes.c_int64(x.dim()), array(x.shape), array(x.stride()), array(y.stride()), ctypes.c_int64(dim), out):
+    strides = array(x.stride()), array(y.stride())
+    if not probe.probe_collapse(ctypes.c_int64(x.dim()), array(x.shape), *strides, ctypes.c_int64(dim), out):
         return None
     return tuple(out[:3]), tuple(out[3:6]), tuple(out[6:9])
 

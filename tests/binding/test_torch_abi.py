@@ -1,4 +1,4 @@
-"""The stable ABI: our hand-written declarations and encodings against torch's headers, our symbols against torch 2.10, what is linked."""
+"""The stable ABI: declarations and encodings against torch's headers, symbols against torch 2.10, and what is linked."""
 
 import json
 import re
@@ -36,7 +36,8 @@ def test_declarations_compile_after_those_of_torch(shim_check):
 
 def test_a_differing_declaration_would_not_compile(binding, folder):
     wrong = folder / "wrong.cpp"
-    wrong.write_text('#include <torch/csrc/stable/library.h>\nextern "C" AOTITorchError aoti_torch_get_dim(AtenTensorHandle, int32_t*);\n')
+    declaration = 'extern "C" AOTITorchError aoti_torch_get_dim(AtenTensorHandle, int32_t*);'
+    wrong.write_text(f"#include <torch/csrc/stable/library.h>\n{declaration}\n")
     with pytest.raises(AssertionError, match="aoti_torch_get_dim"):
         binding.compile(wrong, folder / "wrong.o", "-isystem", binding.torch_root / "include")
 
@@ -119,7 +120,8 @@ def test_second_copy_is_one_sentence(binding, real_path, folder):
     assert done.returncode == 0, done.stderr
     first, second = done.stdout.strip().split("\n")
     assert first == "first: "
-    assert second.startswith(f"second: another copy of this library, or of the package it belongs to, has already defined {binding.namespace}_real::_")
+    expected = "second: another copy of this library, or of the package it belongs to, has already defined "
+    assert second.startswith(f"{expected}{binding.namespace}_real::_")
 
 
 def test_foreign_owner_is_one_sentence_and_nothing_is_left_behind(binding, real_path, folder):

@@ -93,7 +93,7 @@ def test_the_seed_draws_the_order(run_kernel):
 
 
 COPY = "\n".join(
-    f"""TILEOPS_KERNEL(copy_{t}_{v}, Params, 32) {{
+    f"""TILEOPS_KERNEL(copy_{t}_{v}, Params, 32, 1) {{
   Fragment<{t}, {2 * v}> f;
   const int64_t at = (block_index_x() * 32 + thread_index()) * {v};
   load_global<{v}>(f, 0, global<{t}>(p.x), at, site(1));

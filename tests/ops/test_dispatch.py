@@ -1,13 +1,14 @@
 """Which path is taken and what is said about it: explain, status, the knobs and the log."""
 import functools
 import sys
+import types
 
 import pytest
 import torch
 from ops_reference import normal
 
 import tileops
-from tileops import dispatch, knobs
+from tileops import _native, dispatch, knobs
 from tileops.ops import _table
 
 OPS = ("softmax", "rms_norm", "rms_norm_silu")
@@ -130,6 +131,22 @@ with tileops.knobs.scope(log=""):
         "tileops: softmax float32 [5] -> eager (x is on cpu)",
     ]
     assert run_python(program).stderr == ""
+
+
+def test_a_gpu_without_kernels_is_warned_of_once(monkeypatch):
+    monkeypatch.setattr(dispatch, "_announced", set())
+    monkeypatch.setattr(dispatch._native, "load", lambda: _native.Native(None, "this is why"))
+    x = types.SimpleNamespace(is_cuda=True, device="cuda:0", dtype=torch.float32, shape=(3, 4))
+    for scope in ({"force": "eager"}, {"disable_native": True}):  # asked for
+        with knobs.scope(**scope):
+            dispatch.enter_eager("softmax", x)
+    text = r"^tileops runs in eager PyTorch on this GPU: no kernels are loaded: this is why$"
+    with pytest.warns(RuntimeWarning, match=text) as caught:
+        for op in OPS:
+            dispatch.enter_eager(op, x)
+    assert len(caught) == 1
+    with knobs.scope(require_native=True), pytest.raises(RuntimeError, match="this call: no kernels are loaded: this is why"):
+        dispatch.enter_eager("softmax", x)
 
 
 def test_knobs_from_the_environment():

@@ -73,6 +73,8 @@ def test_broken_library(run_python, copy_of_package, content):  # B59
 def test_library_without_our_functions(run_python, copy_of_package):
     import _ctypes
 
+    if not hasattr(_ctypes, "__file__"):
+        pytest.skip("this Python has no shared library of its own at hand")
     shutil.copy(_ctypes.__file__, copy_of_package / "tileops" / "_C.so")
     done = run_python("import tileops" + USE, path=copy_of_package)
     assert "does not load under torch" in done.stdout and "tileops_register" in done.stdout
@@ -85,7 +87,8 @@ def test_disabled(run_python):
 
 @pytest.mark.parametrize(("change", "reason"), [
     ("torch.version.hip = '6.4'", "this torch is built for ROCm 6.4, and the kernels are CUDA ones"),
-    ("torch.__version__ = '2.9.1+cu130'", "torch 2.9.1+cu130 is older than 2.10, the oldest that the native library works with"),
+    ("torch.__version__ = '2.9.1+cu130'",
+     "torch 2.9.1+cu130 is older than 2.10, the oldest that the native library works with"),
 ])
 def test_unsuitable_torch(run_python, change, reason):
     done = run_python(f"import torch\n{change}\nimport tileops" + USE)

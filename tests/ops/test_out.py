@@ -1,9 +1,12 @@
 """out=: any strides, the same values, and no other memory touched."""
+import random
+
 import pytest
 import torch
 from ops_reference import DTYPES, normal
 
 import tileops
+from tileops.ops._checks import may_overlap
 
 OPS = ("softmax", "rms_norm", "rms_norm_silu")
 
@@ -74,3 +77,26 @@ def test_inference_mode(device, op):
     with torch.inference_mode():
         x = normal(3, 4, device=device)
         assert torch.equal(getattr(tileops, op)(x, out=torch.empty_like(x)), getattr(tileops, op)(x))
+
+
+def test_overlap_against_every_byte():
+    """Never a false "apart"; and of the pairs that are apart, most are seen to be."""
+    chance = random.Random(0)
+    buffer = torch.empty(4096, dtype=torch.uint8)
+    apart = seen_apart = 0
+    for _ in range(3000):
+        views, touched = [], []
+        for dtype in chance.choices((torch.float32, torch.float16), k=2):
+            sizes = chance.choices((1, 2, 3, 5), k=chance.randint(0, 3))
+            strides = chance.choices((0, 1, 2, 4, 8, 12, 16, 24), k=len(sizes))
+            view = buffer.view(dtype).as_strided(sizes, strides, chance.randint(0, 64))
+            views.append(view)
+            numbers = torch.arange(4096 // view.element_size()).as_strided(sizes, strides, view.storage_offset())
+            item = view.element_size()
+            touched.append({item * n + byte for n in numbers.flatten().tolist() for byte in range(item)})
+        if touched[0] & touched[1]:
+            assert may_overlap(*views) and may_overlap(*views[::-1]), (views[0].stride(), views[1].stride())
+        else:
+            apart += 1
+            seen_apart += not may_overlap(*views)
+    assert apart > 500 and seen_apart > 0.6 * apart

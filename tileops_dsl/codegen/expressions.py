@@ -25,7 +25,8 @@ def text(expr: ir.Expr, register) -> str:
             condition, a, b = (text(a, register) for a in args)
             return f"({_bare(condition)} ? {a} : {b})"
         case ir.Call(op="neg", args=(a,)):
-            return f"-{text(a, register)}"
+            inner = text(a, register)
+            return f"-({inner})" if inner.startswith("-") else f"-{inner}"  # "--" would decrement
         case ir.Call(op="div", args=args):
             return f"divide({', '.join(_bare(text(a, register)) for a in args)})"
         case ir.Call(op=op, args=(a, b)) if op in _INFIX:

@@ -1,5 +1,6 @@
 """Tiles and their movement."""
 
+import operator
 import re
 
 from tileops_dsl import ir, layouts
@@ -70,7 +71,7 @@ def alloc_fragment(shape: tuple[int, ...], dtype: str) -> Fragment:
         raise TileError("the fragment gets its name from the line that allocates it", "name = T.alloc_fragment(...)", where)
     if dtype not in ir.FLOATS:
         raise TileError(f"a fragment of {dtype!r}", f"one of {', '.join(ir.FLOATS)}", where)
-    buffer = ir.Buffer(builder().declare(name[1]), "fragment", tuple(shape), dtype)
+    buffer = ir.Buffer(builder().declare(name[1]), "fragment", tuple(map(operator.index, shape)), dtype)
     builder().emit(ir.Alloc(where, buffer))
     return Fragment(buffer)
 
@@ -121,6 +122,12 @@ def copy(src, dst, *, fill=None, eviction_policy: str = "evict_normal") -> None:
         raise TileError(
             f"{tile.name} is {tile.dtype} and {region.tensor.name} is {region.tensor.dtype}; a copy does not convert",
             "a fragment of the tensor's dtype, and T.cast in T.Parallel",
+            where,
+        )
+    if len(tile.shape) > len(region.tensor.dims):
+        raise TileError(
+            f"{tile.name} has {len(tile.shape)} dimensions and {region.tensor.name} {len(region.tensor.dims)}",
+            "a fragment of the tensor's last dimensions",
             where,
         )
     if loads == (fill is None):

@@ -96,9 +96,12 @@ def to_expr(value) -> ir.Expr:
 def convert(expr: ir.Expr, dtype: str) -> ir.Expr:
     if expr.dtype == dtype:
         return expr
-    if isinstance(expr, ir.Const) and expr.dtype != "bool" and (dtype == "float32" or expr.dtype in ir.INTS):
-        return ir.Const(dtype, float(expr.value) if dtype == "float32" else expr.value)
-    return ir.Cast(dtype, expr)
+    if isinstance(expr, ir.Const) and expr.dtype in ir.INTS and dtype in ir.INTS:
+        return ir.Const(dtype, expr.value)
+    if isinstance(expr, ir.Const) and expr.dtype != "bool" and dtype == "float32":
+        return ir.Const(dtype, float(expr.value))
+    narrow = expr.dtype in ir.FLOATS and "float32" not in (expr.dtype, dtype)  # a 16-bit float converts to float32 only
+    return ir.Cast(dtype, ir.Cast("float32", expr) if narrow else expr)
 
 
 def call(op: str, *args) -> Value:
@@ -111,6 +114,8 @@ def call(op: str, *args) -> Value:
     dtypes = {e.dtype for e in operands}
     if "bool" in dtypes:
         raise TileError(f"{op} of a condition", "T.if_then_else(condition, a, b)", here())
+    if kind == "int" and dtypes & set(ir.FLOATS):
+        raise TileError(f"{op} of a float", "an integer, or / for a quotient", here())
     if kind == "float" or dtypes & set(ir.FLOATS):
         dtype = "float32"
     else:

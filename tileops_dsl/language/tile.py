@@ -1,5 +1,6 @@
 """Loops, conditions and reductions over tiles."""
 
+import operator
 from contextlib import contextmanager
 
 from tileops_dsl import ir
@@ -16,13 +17,14 @@ def Parallel(*extents: int):  # noqa: N802 (the word of the language)
     reject_rebinding()
     if b.in_parallel:
         raise TileError("T.Parallel inside T.Parallel", "one loop with all extents: for i, j in T.Parallel(m, n)", where)
+    extents = tuple(map(operator.index, extents))
     names = tuple(b.loop_var("int32") for _ in extents)
     b.open()
     b.in_parallel = True
     yield Value(names[0]) if len(names) == 1 else tuple(map(Value, names))
     b.in_parallel = False
     body = b.close()
-    b.emit(ir.Parallel(where, names, tuple(extents), body))
+    b.emit(ir.Parallel(where, names, extents, body))
 
 
 def serial(extent):
@@ -40,6 +42,7 @@ def serial(extent):
 def If(condition):  # noqa: N802
     """with T.If(condition): statements that run where the condition, the same for all threads, holds."""
     b, where = builder(), here()
+    reject_rebinding()
     if to_expr(condition).dtype != "bool":
         raise TileError(f"{to_expr(condition)} is not a condition", "a comparison, such as n > 0", where)
     b.open()
@@ -60,7 +63,7 @@ def reduce_sum(src: Fragment, dst: Fragment, dim: int = -1, *, clear: bool = Tru
 
 def _reduce(op: str, src: Fragment, dst: Fragment, dim: int, clear: bool) -> None:
     where = here()
-    if dim not in (-1, len(src.shape) - 1) or src.shape[:-1] != dst.shape:
+    if len(src.shape) != 2 or dim not in (-1, 1) or src.shape[:-1] != dst.shape:
         raise TileError(
             f"reduction of {list(src.shape)} over dim {dim} into {list(dst.shape)}",
             "the last dimension of a tile, into a fragment of the others",

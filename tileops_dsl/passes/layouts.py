@@ -37,25 +37,31 @@ def infer_layouts(kernel: ir.Kernel, target: Target) -> ir.Kernel:
 
 
 def accesses(loop: ir.Parallel):
-    """(buffer, indices, location) of each fragment element that the loop reads or writes."""
+    """(buffer, indices, location, stored) of each fragment element that the loop reads or writes."""
     for store in loop.body:
-        yield store.buffer, store.indices, store.location
+        yield store.buffer, store.indices, store.location, True
         for expr in (*store.indices, store.value):
-            yield from ((e.buffer, e.indices, store.location) for e in ir.subexprs(expr) if isinstance(e, ir.Load))
+            yield from ((e.buffer, e.indices, store.location, False) for e in ir.subexprs(expr) if isinstance(e, ir.Load))
 
 
 def _spread(table: dict, loop: ir.Parallel) -> None:
     """All fragments of an element-wise loop share the tile: [i, j] all of it, [i] a value per row, [j] one per column."""
     used = list(accesses(loop))
-    tile = next((_tile(table[buffer]) for buffer, _, _ in used if buffer in table), None)
+    tile = next((_tile(table[buffer]) for buffer, *_ in used if buffer in table), None)
     if tile is None:
         return
-    for buffer, indices, location in used:
+    for buffer, indices, location, stored in used:
         if len(loop.vars) == 2:
             forms = {loop.vars: tile, loop.vars[:1]: PerRow(tile), loop.vars[1:]: PerColumn(tile)}
         else:
-            per = PerRow if isinstance(next(table[b] for b, _, _ in used if b in table), PerRow) else PerColumn
+            per = PerRow if isinstance(next(table[b] for b, *_ in used if b in table), PerRow) else PerColumn
             forms = {loop.vars: per(tile)}
+        if stored and set(indices) < set(loop.vars):
+            raise TileError(
+                f"{ir.Load(buffer.dtype, buffer, indices)} is assigned again and again by the loop, in each thread for itself",
+                f"a tile assigned at [{', '.join(map(str, loop.vars))}], and T.reduce_sum or T.reduce_max of it",
+                location,
+            )
         if indices not in forms:
             raise TileError(
                 f"{ir.Load(buffer.dtype, buffer, indices)} is not the loop's own element",

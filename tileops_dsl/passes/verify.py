@@ -24,7 +24,9 @@ def well_formed(kernel: ir.Kernel, target: Target) -> None:
 def _check_block(body, scope: set[str], live: set[ir.Buffer], tensors: list[ir.Tensor]) -> None:
     for stmt in body:
         for expr in ir.exprs_of(stmt):
-            _check_expr(expr, scope, live, stmt.location)
+            _check_expr(expr, scope, live, stmt)
+        for region in (r for r in vars(stmt).values() if isinstance(r, ir.Region)):
+            _require(region.tensor in tensors, f"{region.tensor.name} is no parameter of the program", "its own T.Tensor", stmt)
         for buffer in (b for b in vars(stmt).values() if isinstance(b, ir.Buffer) and not isinstance(stmt, ir.Alloc)):
             _require(buffer in live, f"{buffer.name} is not allocated here", "T.alloc_fragment before its first use", stmt)
         if isinstance(stmt, ir.Alloc):
@@ -53,35 +55,56 @@ def _check_extents(loop: ir.Parallel) -> None:
                 )
 
 
-def _check_expr(expr: ir.Expr, scope: set[str], live: set[ir.Buffer], location: ir.Location) -> None:
+def _check_expr(expr: ir.Expr, scope: set[str], live: set[ir.Buffer], stmt: ir.Stmt) -> None:
     for e in ir.subexprs(expr):
-        if isinstance(e, ir.Var) and e.name not in scope:
-            raise TileError(f"{e.name} is used outside its loop", "the loop's values inside the loop", location)
-        if isinstance(e, ir.Load) and e.buffer not in live:
-            raise TileError(f"{e.buffer.name} is not allocated here", "T.alloc_fragment before its first use", location)
-        if isinstance(e, ir.Call) and len(e.args) != ir.OPS[e.op][0]:
-            raise TileError(f"{e.op} with {len(e.args)} operands", f"{ir.OPS[e.op][0]} operands", location)
+        if isinstance(e, ir.Var):
+            _require(e.name in scope, f"{e.name} is used outside its loop", "the loop's values inside the loop", stmt)
+        elif isinstance(e, ir.Load):
+            _require(e.buffer in live, f"{e.buffer.name} is not allocated here", "T.alloc_fragment before its first use", stmt)
+            _require(isinstance(stmt, ir.Store), f"{e} is read outside T.Parallel", "a dimension or a T.Scalar", stmt)
+        elif isinstance(e, ir.Call):
+            arity = ir.OPS[e.op][0]
+            _require(len(e.args) == arity, f"{e.op} with {len(e.args)} operands", f"{arity} operands", stmt)
 
 
 def layouts(kernel: ir.Kernel, target: Target) -> None:
-    """Each layout places each element, fills the registers of each of its threads exactly, and fits the register file."""
-    total = 0
+    """Each layout places each element, fills the registers of each of its threads exactly, and fits the register file.
+
+    All layouts of a kernel distribute the same tile, and its copies access what the tensors promise.
+    """
+    first = None
     for stmt in ir.walk(kernel.body):
         if isinstance(stmt, ir.Alloc):
             layout = kernel.layouts.get(stmt.buffer)
             _require(layout is not None, f"{stmt.buffer.name} has no layout", "T.annotate_layout", stmt)
             _check_layout(stmt, layout, kernel.threads)
-            total += layout.registers * ir.DTYPES[stmt.buffer.dtype] / 4
+            first = first or _tile(layout)
+            _require(_tile(layout) == first, f"a second distribution of rows: {_tile(layout)} and {first}", "one layout", stmt)
+        elif isinstance(stmt, ir.Copy):
+            _check_copy(stmt, kernel)
     limit = min(target.registers_per_thread, target.registers_per_cta // kernel.threads)
     largest = max((la.registers * ir.DTYPES[b.dtype] / 4 for b, la in kernel.layouts.items()), default=0)
     if largest > limit:
         raise TileError(f"a fragment needs {largest:.0f} registers of {limit}", "fewer passes or chunks, or more threads")
 
 
+def _tile(layout) -> VectorisedRows:
+    return layout if isinstance(layout, VectorisedRows) else layout.tile
+
+
+def _check_copy(stmt: ir.Copy, kernel: ir.Kernel) -> None:
+    buffer, region = (stmt.src, stmt.dst) if isinstance(stmt.src, ir.Buffer) else (stmt.dst, stmt.src)
+    layout, promised = kernel.layouts[buffer], region.tensor.vector
+    _require(not isinstance(layout, PerRow), f"{buffer.name} is one per row; a copy moves rows or columns", "a tile", stmt)
+    vector = _tile(layout).vector
+    found = f"{buffer.name} is accessed {vector} elements at a time, {region.tensor.name} promises {promised}"
+    _require(promised % vector == 0, found, f"T.Tensor(..., vector={vector}), or a layout of that vector", stmt)
+
+
 def _check_layout(stmt: ir.Alloc, layout, threads: int) -> None:
     """By enumeration of the tile's shape: compare with what the layout claims."""
     shape = stmt.buffer.shape
-    tile = layout if isinstance(layout, VectorisedRows) else layout.tile
+    tile = _tile(layout)
     expected = {VectorisedRows: (tile.rows, tile.cols), PerRow: (tile.rows,), PerColumn: (tile.cols,)}[type(layout)]
     _require(shape == expected, f"{stmt.buffer.name} is {list(shape)} and its layout {list(expected)}", "one shape", stmt)
     _require(tile.threads == threads, f"layout of {tile.threads} threads in a kernel of {threads}", "T.Kernel's threads", stmt)
@@ -99,7 +122,7 @@ def _placement_problem(layout, shape: tuple[int, ...]) -> str | None:
             if register in registers:
                 return f"puts two elements into register {register} of thread {thread}"
             registers.add(register)
-    tile = layout if isinstance(layout, VectorisedRows) else layout.tile
+    tile = _tile(layout)
     edge = {layout.registers - 1} if tile.shifted and not isinstance(layout, PerRow) else set()
     full, threads = set(range(layout.registers)) - edge, set(range(tile.threads))
     return None if set(seen) == threads and all(r == full for r in seen.values()) else "leaves registers or threads out"
@@ -116,7 +139,7 @@ def shared_memory(kernel: ir.Kernel, target: Target) -> None:
                 _require(stmt in kernel.shared, f"the reduction of {stmt.src.name} has no buffer", "plan_shared_memory", stmt)
                 ranges.append((kernel.shared[stmt], kernel.shared[stmt] + layout.rows * groups * 4))
     ranges.sort()
-    overlap = any(a[1] > b[0] for a, b in zip(ranges, ranges[1:], strict=False))
+    overlap = any(a[1] > b[0] for a, b in itertools.pairwise(ranges))
     if overlap or (ranges and ranges[-1][1] > kernel.shared_bytes) or kernel.shared_bytes > target.shared_bytes:
         raise TileError(f"the shared-memory plan {ranges} does not fit {kernel.shared_bytes} bytes", "a smaller tile")
 

@@ -1,0 +1,99 @@
+"""Writes configs/<op>.json of the row-wise operators: python -m benchmarks.row_configs [RESULTS.jsonl]
+
+The tiles below were chosen by `benchmarks.sweep` on an H200 (configs/README.md says how). With a results file, the rows
+that its workloads ran on get the label, the time and the time of a copy of the same bytes.
+"""
+
+import json
+import sys
+from pathlib import Path
+
+CONFIGS = Path(__file__).resolve().parent.parent / "configs"
+BYTES = {"bfloat16": 2, "float16": 2, "float32": 4}
+
+# (threads, threads_per_row, chunks, passes); a row's capacity is threads_per_row * chunks vectors of 16 bytes.
+ALIGNED = [
+    (128, 1, 1, 4), (128, 2, 1, 4), (128, 4, 1, 4), (128, 4, 2, 2), (128, 4, 3, 2), (128, 8, 2, 1), (128, 4, 5, 1),
+    (128, 8, 3, 2), (128, 16, 2, 2), (128, 8, 5, 1), (128, 16, 3, 1), (128, 32, 2, 2), (128, 16, 5, 1), (128, 32, 3, 1),
+    (128, 32, 4, 1), (128, 64, 3, 1), (64, 64, 4, 1), (128, 128, 3, 1), (128, 128, 4, 1), (256, 256, 3, 1),
+    (256, 256, 4, 1), (256, 256, 6, 1), (256, 256, 8, 1), (512, 512, 8, 1),
+]  # fmt: skip
+ALIGNED_PORTABLE = [
+    (128, 2, 1, 4), (128, 4, 2, 2), (128, 4, 3, 2), (128, 8, 2, 1), (128, 4, 5, 1), (128, 8, 3, 2), (128, 8, 5, 1),
+    (128, 16, 3, 1), (128, 16, 5, 1), (128, 32, 4, 1), (64, 64, 4, 1), (128, 128, 4, 1), (256, 256, 4, 1), (256, 256, 8, 1),
+]  # fmt: skip
+MIXED = [(128, 8, 2, 1), (128, 32, 2, 1), (128, 32, 4, 1), (64, 64, 4, 1), (128, 128, 4, 1), (256, 256, 4, 1)]
+SHIFTED = [(128, 16, 1, 1), (128, 16, 3, 1), (128, 32, 4, 1), (64, 64, 4, 1), (128, 128, 4, 1), (256, 256, 4, 1), (512, 512, 4, 1)]
+SHIFTED_FLOAT = [(128, 16, 2, 1), *SHIFTED[2:], (512, 512, 8, 1)]
+ELEMENTS = [(128, 8, 4, 1), (128, 32, 4, 1), (128, 128, 8, 1)]  # capacity in elements
+ACROSS = [(256, 8, 12, 1), (256, 8, 24, 1), (512, 16, 24, 1)]  # lanes on rows; capacity in elements
+
+
+def main() -> None:
+    results = [json.loads(line) for path in sys.argv[1:] for line in Path(path).read_text().splitlines()]
+    for op in ("softmax", "rms_norm", "rms_norm_silu"):
+        rows = [row for target in ("sm_90a", "portable") for row in _rows(op, target)]
+        for row in rows:
+            row |= _measured(op, row, results)
+        text = ",\n".join("  " + json.dumps(row) for row in rows)
+        (CONFIGS / f"{op}.json").write_text(f"[\n{text}\n]\n")
+
+
+def _rows(op: str, target: str) -> list[dict]:
+    """In order of preference: the dispatcher takes the first that is eligible."""
+    rows = []
+    for x in BYTES:
+        vector, same = 16 // BYTES[x], {"target": target, "x": x, "y": x}
+        rows += [_row(same, 1, tile, lanes_on_rows=True) for tile in ACROSS]
+        rows.append(_row(same, 1, (512, 16, 8, 1), lanes_on_rows=True, looped=True))
+        aligned = ALIGNED if target == "sm_90a" else ALIGNED_PORTABLE
+        rows += [_row(same, vector, tile) for tile in aligned if op == "softmax" or _weight_fits(tile, vector)]
+        rows.append(_row(same, vector, (512, 512, 4, 1), looped=True))
+        rows += [_row(same, vector, tile, shifted=True) for tile in (SHIFTED_FLOAT if x == "float32" else SHIFTED)]
+        rows.append(_row(same, vector, (512, 512, 4, 1), shifted=True, looped=True))
+        rows += [_row(same, 1, tile) for tile in ELEMENTS]
+        rows.append(_row(same, 1, (512, 512, 8, 1), looped=True))
+    if op == "softmax":
+        for x, y in ((x, y) for x in BYTES for y in BYTES if x != y):
+            pair = {"target": target, "x": x, "y": y}
+            if "float32" in (x, y):
+                rows += [_row(pair, 16 // BYTES[x], tile) for tile in MIXED]
+            rows.append(_row(pair, 1, (512, 512, 8, 1), looped=True))
+    return rows
+
+
+def _weight_fits(tile: tuple, vector: int) -> bool:
+    """512 threads have 128 registers each: x, the result and the weight of 64 columns do not fit."""
+    return tile[0] < 512 or tile[2] * vector < 64
+
+
+def _row(dtypes: dict, vector: int, tile: tuple, **flags) -> dict:
+    threads, threads_per_row, chunks, passes = tile
+    row = dtypes | {"vector": vector, "threads": threads, "threads_per_row": threads_per_row, "chunks": chunks}
+    row |= {"passes": passes} if passes > 1 else {}
+    if not flags:
+        row |= _min_blocks(dtypes, chunks * passes * vector, threads)
+    return row | flags
+
+
+def _min_blocks(dtypes: dict, elements: int, threads: int) -> dict:
+    """Registers as tight as they can be without a spill: 64 a thread keep 1024 threads on a multiprocessor, 72 keep 896."""
+    small = dtypes["x"] == "float32" or dtypes["target"] == "portable"  # sm_100 and sm_120 code needs more registers
+    if elements <= (24 if small else 32):
+        return {"min_blocks": 1024 // threads}
+    return {"min_blocks": 896 // threads} if elements <= 40 and not small else {}
+
+
+def _measured(op: str, row: dict, results: list[dict]) -> dict:
+    from tileops_dsl.configs import RowConfig
+
+    name = RowConfig(op=op, **row).name
+    runs = [r for r in results if r["op"] == op and r["variant"] == name and "copy" in r["peers_us"]]
+    if not runs:
+        return {}
+    best = max(runs, key=lambda r: r["us"])  # the largest of its workloads
+    return {"workload": best["workload"], "us": round(best["us"], 2), "baseline_us": round(best["peers_us"]["copy"], 2)}
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,90 @@
+"""Row-wise kernels on the CPU emulator: python -m tileops_dsl.emulate OP
+
+`emulate_row(config, x, ...)` compiles one row of configs/ and runs its text; the command does that for one small problem
+of an operator and prints the error against float64.
+"""
+
+import hashlib
+import math
+import sys
+import time
+
+import numpy as np
+
+from tileops_dsl import configs, emulate, output
+from tileops_dsl.configs import RowConfig
+
+CODES = {"bfloat16": 1, "float16": 2, "float32": 3}  # DTypeCode of csrc/include/tileops/types.h
+NUMPY = {"bfloat16": np.uint16, "float16": np.float16, "float32": np.float32}
+
+
+def encode(values: np.ndarray, dtype: str) -> np.ndarray:
+    """Rounded to `dtype`; bfloat16 as its bits."""
+    return emulate.to_bf16(values) if dtype == "bfloat16" else np.asarray(values).astype(NUMPY[dtype])
+
+
+def decode(stored: np.ndarray, dtype: str) -> np.ndarray:
+    values = emulate.from_bf16(stored) if dtype == "bfloat16" else stored
+    return values.astype(np.float64)
+
+
+def emulate_row(config: RowConfig, x: np.ndarray, y: np.ndarray, *, weight=None, weight_dtype=None, seed=0, suppress=(), **scalars):
+    """Fill y[outer, inner, cols] from x, both stored in the configuration's dtypes; returns the emulator's report.
+
+    scalars: eps, weight_offset, round_before_weight, as the operator has them.
+    """
+    kernel = output.compile_row(config)
+    folder = emulate.ROOT / "build" / "emulator" / "sources"
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / f"{config.op}_params.h").write_text(output.params_header(config.op, kernel.fields))
+    text = output.source_text([kernel])
+    source = folder / f"{config.name}_{hashlib.sha256(text.encode()).hexdigest()[:12]}.cu"
+    source.write_text(text)
+    values = {"x": x, "y": y, "outer": x.shape[0], "inner": x.shape[1], "cols": x.shape[2]}
+    values |= {f"{name}_stride": [s // a.itemsize for s in a.strides] for name, a in (("x", x), ("y", y))}
+    if config.op != "softmax":
+        stride = [0] if weight is None else [weight.strides[0] // weight.itemsize]
+        code = 0 if weight is None else CODES[weight_dtype]
+        values |= {"weight": weight, "weight_stride": stride, "weight_dtype": code, **scalars}
+    entry = kernel.entry | {"name": config.name}
+    return emulate.launch(entry, source, values, seed, (folder,), suppress=suppress)
+
+
+def main(argv: list[str]) -> int:
+    op = argv[0] if argv else "softmax"
+    config = next(row for row in configs.load(op) if row.x == "bfloat16" and row.max_cols >= 1024 and row.vector > 1)
+    rng = np.random.default_rng(0)
+    rows, cols = 5, 1000
+    x = encode(rng.standard_normal((1, rows, cols)), config.x)
+    y = encode(np.full(x.shape, np.nan), config.y)
+    start = time.perf_counter()
+    scalars = {} if op == "softmax" else {"eps": 1e-6, "round_before_weight": 0}
+    scalars |= {"weight_offset": 0.0} if op == "rms_norm" else {}
+    report = emulate_row(config, x, y, **scalars)
+    error = np.abs(decode(y, config.y) - reference(op, decode(x, config.x), **scalars)).max()
+    print(f"{op} [{rows}, {cols}] {config.x}: {config.name}")
+    print(
+        f"  {config.threads} threads a CTA, {report['barriers']} barriers and {report['shuffles']} shuffles, every access checked; "
+        f"largest error against float64 {error:.1e}; {time.perf_counter() - start:.1f} s with compilation"
+    )
+    return 0 if error < 0.02 else 1
+
+
+def reference(op: str, x: np.ndarray, weight=None, eps=0.0, weight_offset=0.0, round_before_weight=0) -> np.ndarray:
+    """The operator in float64, over the last dimension (without the extra rounding)."""
+    if op == "softmax":
+        p = np.exp(x - x.max(-1, keepdims=True))
+        return p / p.sum(-1, keepdims=True)
+    v = x / np.sqrt((x * x).mean(-1, keepdims=True) + eps)
+    v = v if weight is None else v * (weight + weight_offset)
+    return v / (1 + np.exp(-v)) if op == "rms_norm_silu" else v
+
+
+def error_bound(config: RowConfig, scale: float) -> float:
+    """Half a unit in the last place of the result, and float32 arithmetic."""
+    ulp = {"bfloat16": 2**-8, "float16": 2**-11, "float32": 2**-22}[config.y]
+    return scale * (ulp + 4e-6) + math.ldexp(1, -25)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
