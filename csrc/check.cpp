@@ -99,7 +99,8 @@ int32_t dtype_code(DType type) { return type == DType::bf16 ? codes().bf16 : typ
 
 DType check_dtype(const char* op, const char* argument, int32_t code) {
   const DType type = dtype_of(code);
-  if (type == DType::none) reject(op, argument, "has dtype " + dtype_text(code), kTypes);
+  const bool is_tensor = strcmp(argument, "dtype") != 0;  // the argument of that name is one itself
+  if (type == DType::none) reject(op, argument, (is_tensor ? "has dtype " : "is ") + dtype_text(code), kTypes);
   return type;
 }
 

@@ -51,22 +51,15 @@ std::string with_torch_text(std::string message) {
 }
 
 std::string name_of(const char* schema) { return std::string(schema, strcspn(schema, "(")); }
-bool is_out(const std::string& name) { return name.size() > 4 && name.compare(name.size() - 4, 4, ".out") == 0; }
 
-AOTITorchError define(TorchLibraryHandle library, const char* schema) {
-  if (is_out(name_of(schema)) && torch_library_def_with_tags && torch_tag_out_variant) {
-    const int32_t tag = torch_tag_out_variant();
-    return torch_library_def_with_tags(library, schema, &tag, 1);
-  }
-  return aoti_torch_library_def(library, schema);
-}
-
+// No tag on `.out`: for torch.Tag.out, Inductor (torch 2.13, 2.14) rewrites a call of the functional overload into one of `.out`
+// and passes each keyword-only argument twice.
 // The shim cannot look a name up: the definition's own return code is the check. The names that only we use come first, so that
 // the first one taken means a second copy of us, and a later one another project in the same namespace.
 std::string define_all(TorchLibraryHandle library) {
   for (const bool is_private : {true, false}) {
     for (const char* schema : schemas) {
-      if ((schema[0] == '_') != is_private || define(library, schema) == 0) continue;
+      if ((schema[0] == '_') != is_private || aoti_torch_library_def(library, schema) == 0) continue;
       const std::string name = std::string(kNamespace) + "::" + name_of(schema);
       return with_torch_text(
           is_private ? "another copy of this library, or of the package it belongs to, has already defined " + name +

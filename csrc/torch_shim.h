@@ -81,10 +81,6 @@ AOTITorchError aoti_torch_delete_library_object(TorchLibraryHandle tlh);
 
 // In libtorch_cuda, which our NEEDED libtorch.so leads to when torch has CUDA.
 __attribute__((weak)) AOTITorchError aoti_torch_get_current_cuda_stream(int32_t device_index, void** ret_stream);
-// torch 2.12
-__attribute__((weak)) int32_t torch_tag_out_variant();
-__attribute__((weak)) AOTITorchError torch_library_def_with_tags(TorchLibraryHandle self, const char* schema,
-                                                                 const int32_t* tags, int32_t num_tags);
 // torch 2.13
 __attribute__((weak)) const char* torch_exception_get_what_without_backtrace();
 __attribute__((weak)) AOTITorchError torch_new_stable_ivalue(StableIValue** ret_value);

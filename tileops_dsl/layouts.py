@@ -32,13 +32,13 @@ class VectorisedRows:
 
     def __post_init__(self):
         if self.threads % self.threads_per_row or self.rows % self.slots:
-            raise ValueError(f"{self}: rows must be a multiple of threads / threads_per_row")
+            raise ValueError(f"{self!r}: rows must be a multiple of threads / threads_per_row")
         if self.shifted and (self.rows != self.slots or self.lanes_on_rows or self.threads_per_row < 2 * self.vector):
-            raise ValueError(f"{self}: shifted rows need one row for each thread, along 2 * vector lanes or more")
+            raise ValueError(f"{self!r}: shifted rows need one row for each thread, along 2 * vector lanes or more")
         if 32 % self.threads_per_row and self.threads_per_row % 32:
-            raise ValueError(f"{self}: threads_per_row must divide a warp or be whole warps")
+            raise ValueError(f"{self!r}: threads_per_row must divide a warp or be whole warps")
         if self.cols % (self.vector * self.threads_per_row):
-            raise ValueError(f"{self}: cols must be a multiple of vector * threads_per_row")
+            raise ValueError(f"{self!r}: cols must be a multiple of vector * threads_per_row")
 
     @property
     def slots(self) -> int:

@@ -137,7 +137,7 @@ APART = "give it storage of its own"
 ERRORS = {
     f"softmax: x has dtype torch.float64; expected {TYPES}": lambda o: o.softmax(torch.ones(2, dtype=torch.float64)),
     f"softmax: x has dtype torch.int64; expected {TYPES}": lambda o: o.softmax(torch.ones(2, dtype=torch.int64)),
-    f"softmax: dtype has dtype torch.float64; expected {TYPES}": lambda o: o.softmax(randn(2), dtype=torch.float64),
+    f"softmax: dtype is torch.float64; expected {TYPES}": lambda o: o.softmax(randn(2), dtype=torch.float64),
     "softmax: dim is 3; expected a value from -2 to 1 for x of shape [4, 5]": lambda o: o.softmax(randn(4, 5), 3),
     "softmax: dim is -3; expected a value from -2 to 1 for x of shape [4, 5]": lambda o: o._explain_softmax(randn(4, 5), -3),
     "softmax: dim is 1; expected a value from -1 to 0 for x of shape []": lambda o: o.softmax(randn(1).reshape(()), 1),

@@ -1,9 +1,15 @@
+import json
 import os
 import sys
+from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 
+from tileops_dsl import generate
+
 sys.path.insert(0, os.path.dirname(__file__))  # for rejected
+pytest.register_assert_rewrite("rejected")
 
 
 def pytest_addoption(parser):
@@ -12,4 +18,29 @@ def pytest_addoption(parser):
 
 @pytest.fixture
 def update_golden(request):
-    return request.config.getoption("--update-golden")
+    return request.config.getoption("--update-golden", default=False)  # unknown if pytest starts above this folder
+
+
+@dataclass(frozen=True)
+class Output:
+    """What a run of the command wrote."""
+
+    path: Path
+    files: dict[str, str]
+    manifest: dict
+
+
+def _generated(path: Path, *options: str) -> Output:
+    assert generate.main([f"--out={path}", *options]) == 0
+    files = {file.name: file.read_text() for file in path.iterdir()}
+    return Output(path, files, json.loads(files["manifest.json"]))
+
+
+@pytest.fixture(scope="session")
+def smoke(tmp_path_factory):
+    return _generated(tmp_path_factory.mktemp("smoke"), "--build=smoke")
+
+
+@pytest.fixture(scope="session")
+def everything(tmp_path_factory):
+    return _generated(tmp_path_factory.mktemp("everything"))

@@ -1,6 +1,7 @@
 """Tile programs that must be rejected: what the message says, and that it points at the line marked `# here`."""
 
 import ast
+import importlib.util
 import inspect
 import traceback
 from pathlib import Path
@@ -14,6 +15,14 @@ from tileops_dsl.passes import run_passes
 from tileops_dsl.targets import TARGETS
 
 PACKAGE = Path(tileops_dsl.__file__).parent
+
+
+def neighbour(name: str):
+    """Another test file of this folder: its name may exist in other folders too."""
+    spec = importlib.util.spec_from_file_location(f"dsl_{name}", Path(__file__).with_name(f"{name}.py"))
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
 def record(function):
@@ -47,6 +56,12 @@ def rejected(problem: str, instead: str):
         return test
 
     return decorate
+
+
+def programs_of(module) -> list:
+    """Those of its tests that are made by `rejected`."""
+    tests = [test for name, test in vars(module).items() if name.startswith("test_")]
+    return [test.program for test in tests if hasattr(test, "program")]
 
 
 def raising_lines(folder: str) -> dict[tuple[str, int], range]:

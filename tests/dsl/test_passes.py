@@ -1,0 +1,275 @@
+"""The IR after each pass, and a verifier that notices what a wrong pass would do."""
+
+import importlib
+from dataclasses import replace
+
+import pytest
+from rejected import error_of, neighbour, programs_of, untested
+
+import tileops_dsl.language as T
+from tileops_dsl import ir, passes
+from tileops_dsl.errors import TileError
+from tileops_dsl.layouts import PerRow, VectorisedRows
+from tileops_dsl.passes import run_passes
+from tileops_dsl.targets import TARGETS
+
+verify = importlib.import_module("tileops_dsl.passes.verify")  # the package has a function of that name
+TARGET = TARGETS["sm_90a"]
+inner = T.dynamic("inner")
+cols = T.dynamic("cols", "int32")
+H = T.Tensor((inner, cols), "float16", vector=2)
+
+
+@T.prim_func
+def centred(x: H, y: H, n: T.Scalar("int32")):
+    with T.Kernel(T.ceildiv(inner, 2), threads=128) as block:
+        tile = T.alloc_fragment((2, 128), "float16")
+        peak = T.alloc_fragment((2,), "float32")
+        total = T.alloc_fragment((2,), "float32")
+        T.annotate_layout({tile: T.vectorised_rows((2, 128), threads=128, threads_per_row=64, vector=2)})
+        T.fill(total, 0.0)
+        for k in T.serial(T.ceildiv(cols, 128)):
+            T.copy(x[block * 2, k * 128], tile, fill=0.0)
+            T.reduce_sum(tile, total, clear=False)
+        T.reduce_max(tile, peak)
+        for i, j in T.Parallel(2, 128):
+            tile[i, j] = tile[i, j] - total[i] / cols
+        with T.If(n > 0):
+            T.copy(tile, y[block * 2, 0])
+
+
+LINE = centred.location.line
+RECORDED = f"""\
+kernel centred threads 128 min blocks 1 grid add(floordiv(sub(inner, 1), 2), 1)
+  tensor x: float16[inner, cols] vector 2
+  tensor y: float16[inner, cols] vector 2
+  scalar inner: int64
+  scalar cols: int32
+  scalar n: int32
+  alloc tile: fragment float16[2, 128]  // test_passes.py:{LINE + 1}
+  alloc peak: fragment float32[2]  // test_passes.py:{LINE + 2}
+  alloc total: fragment float32[2]  // test_passes.py:{LINE + 3}
+  annotate tile: rows of 64 threads x 1 x 2, 1 passes, lanes on columns  // test_passes.py:{LINE + 4}
+  fill total with 0.0  // test_passes.py:{LINE + 5}
+  serial i1 in add(floordiv(sub(cols, 1), 128), 1)  // test_passes.py:{LINE + 6}
+    copy x[mul(block_x, 2), mul(i1, 128)] -> tile fill float16(0.0)  // test_passes.py:{LINE + 7}
+    reduce sum tile -> total (accumulate)  // test_passes.py:{LINE + 8}
+  reduce max tile -> peak  // test_passes.py:{LINE + 9}
+  parallel j2, k3 in 2, 128  // test_passes.py:{LINE + 10}
+    tile[j2, k3] = float16(sub(float32(tile[j2, k3]), div(total[j2], float32(cols))))  // test_passes.py:{LINE + 11}
+  if lt(0, n)  // test_passes.py:{LINE + 12}
+    copy tile -> y[mul(block_x, 2), 0]  // test_passes.py:{LINE + 13}
+"""
+LAYOUTS = """\
+  layout tile: rows of 64 threads x 1 x 2, 1 passes, lanes on columns
+  layout total: one per row of (rows of 64 threads x 1 x 2, 1 passes, lanes on columns)
+  layout peak: one per row of (rows of 64 threads x 1 x 2, 1 passes, lanes on columns)
+"""
+SHARED = """\
+  shared 0: sum of tile
+  shared 16: max of tile
+  shared bytes 32
+"""
+
+
+def test_text_after_each_pass():
+    dumped = {}
+    run_passes(centred, TARGET, dumped.__setitem__)
+    head, body = RECORDED.split("  alloc tile", 1)
+    body = "  alloc tile" + body
+    assert dumped == {
+        "record": RECORDED,
+        "infer_layouts": head + LAYOUTS + body,
+        "plan_shared_memory": head + LAYOUTS + SHARED + body,
+    }
+
+
+def test_a_pass_that_changes_nothing_is_not_dumped(monkeypatch):
+    monkeypatch.setattr(passes, "PIPELINE", [*passes.PIPELINE, ("idle", lambda kernel, target: kernel, ())])
+    dumped = {}
+    run_passes(centred, TARGET, dumped.__setitem__)
+    assert list(dumped) == ["record", "infer_layouts", "plan_shared_memory"]
+
+
+# ---- corrupted kernels
+
+
+def finished() -> ir.Kernel:
+    return run_passes(centred, TARGET)
+
+
+def buffer(kernel, name):
+    return next(s.buffer for s in kernel.body if isinstance(s, ir.Alloc) and s.buffer.name == name)
+
+
+def reductions(kernel):
+    return [s for s in ir.walk(kernel.body) if isinstance(s, ir.Reduce)]
+
+
+def with_layout(kernel, name, **changes):
+    """A layout with fields that its constructor might refuse."""
+    layout = object.__new__(VectorisedRows)
+    for key, value in {**vars(kernel.layouts[buffer(kernel, "tile")]), **changes}.items():
+        object.__setattr__(layout, key, value)
+    return replace(kernel, layouts={**kernel.layouts, buffer(kernel, name): layout})
+
+
+def with_statement(kernel, kind, **changes):
+    """The first top-level statement of that kind, changed."""
+    at = next(i for i, s in enumerate(kernel.body) if isinstance(s, kind))
+    return replace(kernel, body=(*kernel.body[:at], replace(kernel.body[at], **changes), *kernel.body[at + 1 :]))
+
+
+def without(kernel, name):
+    return replace(kernel, body=tuple(s for s in kernel.body if not (isinstance(s, ir.Alloc) and s.buffer.name == name)))
+
+
+def with_value(kernel, value):
+    loop = next(s for s in kernel.body if isinstance(s, ir.Parallel))
+    return with_statement(kernel, ir.Parallel, body=(replace(loop.body[0], value=value),))
+
+
+def with_store_to(kernel, tensor):
+    stored = next(s for s in kernel.body if isinstance(s, ir.If)).body[0]
+    return with_statement(kernel, ir.If, body=(replace(stored, dst=replace(stored.dst, tensor=tensor)),))
+
+
+def promising(kernel, vector):
+    return replace(kernel.tensors[1], vector=vector)
+
+
+def store_of_total(kernel):
+    stored = next(s for s in kernel.body if isinstance(s, ir.If)).body[0]
+    return with_statement(kernel, ir.If, body=(replace(stored, src=buffer(kernel, "total")),))
+
+
+def first_element(kernel):
+    zero = ir.Const("int32", 0)
+    return ir.Load("float16", buffer(kernel, "tile"), (zero, zero))
+
+
+CORRUPTED = {
+    "no allocation": (lambda k: without(k, "total"), "total is not allocated here"),
+    "no allocation of what is only read": (
+        lambda k: with_value(k, ir.Load("float32", ir.Buffer("other", "fragment", (2,), "float32"), (ir.Var("int32", "j2"),))),
+        "other is not allocated here",
+    ),
+    "two allocations": (lambda k: replace(k, body=(k.body[0], *k.body)), "tile is allocated twice"),
+    "a variable of another loop": (lambda k: with_value(k, ir.Var("int32", "i1")), "i1 is used outside its loop"),
+    "a loop variable in its own extent": (
+        lambda k: with_statement(k, ir.Serial, extent=ir.Var("int32", "i1")),
+        "i1 is used outside its loop",
+    ),
+    "an element as a scalar": (lambda k: with_statement(k, ir.Fill, value=first_element(k)), r"tile\[0, 0\] is read outside"),
+    "an operand is missing": (
+        lambda k: with_value(k, ir.Call("float32", "add", (ir.Const("float32", 1.0),))),
+        "add with 1 operands",
+    ),
+    "a longer loop": (lambda k: with_statement(k, ir.Parallel, extents=(2, 256)), "the loop runs over 256 and tile has 128"),
+    "another program's tensor": (
+        lambda k: with_store_to(k, replace(k.tensors[1], name="z")),
+        "z is no parameter of the program",
+    ),
+    "no layout": (
+        lambda k: replace(k, layouts={b: la for b, la in k.layouts.items() if b.name != "total"}),
+        "total has no layout",
+    ),
+    "a layout of fewer rows": (lambda k: with_layout(k, "tile", rows=1), r"tile is \[2, 128\] and its layout \[1, 128\]"),
+    "a layout of a vector": (lambda k: with_layout(k, "total"), r"total is \[2\] and its layout \[2, 128\]"),
+    "a layout of other threads": (
+        lambda k: with_layout(k, "tile", threads=256, threads_per_row=128, vector=1),
+        "layout of 256 threads in a kernel of 128",
+    ),
+    "a layout with holes": (lambda k: with_layout(k, "tile", vector=3), "the layout of tile leaves registers or threads out"),
+    "a layout that puts two rows in one place": (
+        lambda k: with_layout(k, "tile", lanes_on_rows=True, threads_per_row=128),
+        "the layout of tile puts two elements into register",
+    ),
+    "two distributions": (
+        lambda k: replace(k, layouts={**k.layouts, buffer(k, "peak"): PerRow(VectorisedRows(2, 128, 128, 64, 1))}),
+        "a second distribution of rows",
+    ),
+    "a copy of a value per row": (store_of_total, "total is one per row; a copy moves rows or columns"),
+    "a tensor that promises less": (
+        lambda k: with_store_to(replace(k, tensors=(k.tensors[0], promising(k, 1))), promising(k, 1)),
+        "tile is accessed 2 elements at a time, y promises 1",
+    ),
+    "no exchange buffer": (lambda k: replace(k, shared={}), "the reduction of tile has no buffer"),
+    "overlapping buffers": (
+        lambda k: replace(k, shared={r: 12 * i for i, r in enumerate(reductions(k))}),
+        r"the shared-memory plan \[\(0, 16\), \(12, 28\)\] does not fit 32 bytes",
+    ),
+    "one buffer for both": (lambda k: replace(k, shared=dict.fromkeys(reductions(k), 0)), "does not fit 32 bytes"),
+    "too few bytes": (lambda k: replace(k, shared_bytes=28), "does not fit 28 bytes"),
+    "more bytes than there are": (lambda k: replace(k, shared_bytes=TARGET.shared_bytes + 1), "does not fit 232449 bytes"),
+}  # fmt: skip
+
+
+def error_of_corrupted(name) -> TileError:
+    corrupt, message = CORRUPTED[name]
+    with pytest.raises(TileError, match=message) as caught:
+        verify.verify(corrupt(finished()), TARGET, tuple(verify.CHECKS))
+    return caught.value
+
+
+@pytest.mark.parametrize("name", CORRUPTED)
+def test_corrupted(name):
+    error_of_corrupted(name)
+
+
+@pytest.fixture
+def fresh_placements():
+    verify._placement_problem.cache_clear()
+    yield
+    verify._placement_problem.cache_clear()
+
+
+def test_a_layout_that_puts_two_elements_into_one_register(monkeypatch, fresh_placements):
+    """Layouts are checked by enumeration: not by what they say of themselves."""
+    kernel, place = finished(), VectorisedRows.place
+    monkeypatch.setattr(VectorisedRows, "place", lambda self, index: place(self, (index[0], index[1] // 2)))
+    verify._placement_problem.cache_clear()
+    with pytest.raises(TileError, match="the layout of tile puts two elements into register 0 of thread 0"):
+        verify.verify(kernel, TARGET, ("layouts",))
+
+
+def test_too_many_registers():
+    kernel = finished()
+    with pytest.raises(TileError, match="a fragment needs 1 registers of 0"):
+        verify.verify(kernel, replace(TARGET, registers_per_thread=0), ("layouts",))
+
+
+def test_every_error_of_the_passes_has_a_test():
+    file = neighbour("test_layout_errors")
+    errors = [*map(error_of, programs_of(file)), file.too_many(), *map(error_of_corrupted, CORRUPTED)]
+    assert untested("passes", errors) == set()
+
+
+# ---- the runner
+
+
+@pytest.mark.parametrize("at, corrupt, message", [
+    (1, "no allocation", "total is not allocated here"),
+    (2, "a layout with holes", "leaves registers or threads out"),
+    (2, "no allocation", "total is not allocated here"),
+    (3, "overlapping buffers", "the shared-memory plan"),
+    (3, "two distributions", "a second distribution of rows"),
+    (3, "two allocations", "tile is allocated twice"),
+])  # fmt: skip
+def test_the_verifier_runs_after_each_pass(monkeypatch, at, corrupt, message):
+    """A pass that breaks the kernel is stopped before the next one sees it."""
+    name, run, properties = passes.PIPELINE[at - 1]
+    broken = (name, lambda kernel, target: CORRUPTED[corrupt][0](run(kernel, target)), properties)
+
+    def unreachable(kernel, target):
+        raise AssertionError("the next pass has run")
+
+    monkeypatch.setattr(passes, "PIPELINE", [*passes.PIPELINE[: at - 1], broken, ("next", unreachable, ())])
+    with pytest.raises(TileError, match=message):
+        run_passes(centred, TARGET)
+
+
+def test_what_holds_after_a_pass_holds_after_the_next():
+    for (_, _, before), (_, _, after) in zip(passes.PIPELINE, passes.PIPELINE[1:], strict=False):
+        assert set(before) <= set(after)
+    assert set(passes.PIPELINE[-1][2]) == set(verify.CHECKS)

@@ -1,0 +1,96 @@
+"""What keeps the compiler small, and which way imports go."""
+
+import ast
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+COMPILER = ROOT / "tileops_dsl"
+BUDGET = 6000  # lines of Python without the kernels
+LONGEST = 500
+DRIVERS = ("output.py", "generate.py", "emulate_rows.py", "emulate.py")  # what puts the compiler and the kernels together
+
+
+def lines(path: Path) -> int:
+    return len(path.read_text().splitlines())
+
+
+def imported(path: Path) -> set[str]:
+    """Modules that a file imports, anywhere in it; `from a import b` counts as a and a.b. Relative ones stay in the package."""
+    names = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.level == 0:
+            names |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
+    return names
+
+
+def sources(folder: Path) -> list[Path]:
+    found = sorted(folder.rglob("*.py"))
+    assert found
+    return found
+
+
+def is_in(name: str, package: str) -> bool:
+    return name == package or name.startswith(f"{package}.")
+
+
+def test_the_compiler_is_small():
+    kernels = COMPILER / "kernels"
+    assert sum(lines(path) for path in sources(COMPILER) if kernels not in path.parents) <= BUDGET
+
+
+@pytest.mark.parametrize("path", sources(COMPILER), ids=lambda path: str(path.relative_to(COMPILER)))
+def test_no_file_is_long(path):
+    assert lines(path) <= LONGEST
+
+
+def test_what_runs_does_not_import_the_compiler():
+    for path in sources(ROOT / "tileops"):
+        assert not [name for name in imported(path) if is_in(name, "tileops_dsl")], path
+
+
+def test_the_compiler_does_not_import_what_runs():
+    for path in sources(COMPILER):
+        assert not [name for name in imported(path) if is_in(name, "tileops") or is_in(name, "torch")], path
+
+
+def test_the_compiler_does_not_import_the_kernels():
+    users = []
+    for path in sources(COMPILER):
+        uses = [name for name in imported(path) if is_in(name, "tileops_dsl.kernels")]
+        if uses and COMPILER / "kernels" not in path.parents:
+            users.append(path.name)
+    assert users and set(users) <= set(DRIVERS)
+
+
+LAYERS = {  # each folder imports from these of the package, besides itself
+    "ir.py": set(),
+    "errors.py": {"ir"},
+    "layouts.py": set(),
+    "targets": set(),
+    "language": {"ir", "errors", "layouts"},
+    "passes": {"ir", "errors", "layouts", "targets"},
+    "codegen": {"ir", "errors", "layouts"},
+    "configs.py": {"ir", "errors", "layouts"},
+    "kernels": {"language", "configs"},
+}
+
+
+@pytest.mark.parametrize("part", LAYERS)
+def test_layers(part):
+    """Only absolute imports, so that `imported` sees all."""
+    path = COMPILER / part
+    for file in [path] if path.suffix else sources(path):
+        assert "from ." not in file.read_text()
+        parts = {name.split(".")[1] for name in imported(file) if name.startswith("tileops_dsl.")}
+        assert parts <= LAYERS[part] | {part.removesuffix(".py")}, file
+
+
+def test_device_code_knows_no_torch():
+    headers = [path for path in sorted((ROOT / "csrc" / "include").rglob("*")) if path.is_file()]
+    assert headers
+    for path in headers:
+        assert "torch" not in path.read_text().lower(), path
