@@ -13,14 +13,16 @@ BYTES = {"bfloat16": 2, "float16": 2, "float32": 4}
 
 # (threads, threads_per_row, chunks, passes); a row's capacity is threads_per_row * chunks vectors of 16 bytes.
 ALIGNED = [
-    (128, 1, 1, 4), (128, 2, 1, 4), (128, 4, 1, 4), (128, 4, 2, 2), (128, 4, 3, 2), (128, 8, 2, 1), (128, 4, 5, 1),
-    (128, 8, 3, 2), (128, 16, 2, 2), (128, 8, 5, 1), (128, 16, 3, 1), (128, 32, 2, 2), (128, 16, 5, 1), (128, 32, 3, 1),
-    (128, 32, 4, 1), (128, 64, 3, 1), (64, 64, 4, 1), (128, 128, 3, 1), (128, 128, 4, 1), (256, 256, 3, 1),
-    (256, 256, 4, 1), (256, 256, 6, 1), (256, 256, 8, 1), (512, 512, 8, 1),
+    (128, 1, 1, 4), (128, 2, 1, 4), (128, 4, 1, 4), (128, 4, 2, 2), (128, 4, 3, 1), (128, 8, 2, 1), (128, 4, 5, 1),
+    (128, 8, 3, 1), (128, 16, 2, 1), (128, 8, 5, 1), (128, 16, 3, 1), (128, 32, 2, 1), (128, 16, 5, 1), (128, 32, 3, 1),
+    (64, 32, 4, 1), (128, 64, 3, 1), (64, 64, 4, 1), (128, 128, 3, 1), (128, 128, 4, 1), (256, 256, 3, 1),
+    (256, 256, 4, 1), (512, 512, 3, 1), (512, 512, 4, 1), (512, 512, 8, 1),
 ]  # fmt: skip
+# softmax has no weight to keep: 128 vectors are best spread over 64 threads, and 2048 over 256
+SOFTMAX = {(64, 32, 4, 1): (64, 64, 2, 1), (512, 512, 3, 1): (256, 256, 6, 1), (512, 512, 4, 1): (256, 256, 8, 1)}
 ALIGNED_PORTABLE = [
-    (128, 2, 1, 4), (128, 4, 2, 2), (128, 4, 3, 2), (128, 8, 2, 1), (128, 4, 5, 1), (128, 8, 3, 2), (128, 8, 5, 1),
-    (128, 16, 3, 1), (128, 16, 5, 1), (128, 32, 4, 1), (64, 64, 4, 1), (128, 128, 4, 1), (256, 256, 4, 1), (256, 256, 8, 1),
+    (128, 2, 1, 4), (128, 4, 2, 2), (128, 4, 3, 1), (128, 8, 2, 1), (128, 4, 5, 1), (128, 8, 3, 1), (128, 8, 5, 1),
+    (128, 16, 3, 1), (128, 16, 5, 1), (128, 32, 4, 1), (64, 64, 4, 1), (128, 128, 4, 1), (256, 256, 4, 1), (512, 512, 4, 1),
 ]  # fmt: skip
 MIXED = [(128, 8, 2, 1), (128, 32, 2, 1), (128, 32, 4, 1), (64, 64, 4, 1), (128, 128, 4, 1), (256, 256, 4, 1)]
 SHIFTED = [(128, 16, 1, 1), (128, 16, 3, 1), (128, 32, 4, 1), (64, 64, 4, 1), (128, 128, 4, 1), (256, 256, 4, 1), (512, 512, 4, 1)]
@@ -47,6 +49,7 @@ def _rows(op: str, target: str) -> list[dict]:
         rows += [_row(same, 1, tile, lanes_on_rows=True) for tile in ACROSS]
         rows.append(_row(same, 1, (512, 16, 8, 1), lanes_on_rows=True, looped=True))
         aligned = ALIGNED if target == "sm_90a" else ALIGNED_PORTABLE
+        aligned = [SOFTMAX.get(tile, tile) if op == "softmax" else tile for tile in aligned]
         rows += [_row(same, vector, tile) for tile in aligned if op == "softmax" or _weight_fits(tile, vector)]
         rows.append(_row(same, vector, (512, 512, 4, 1), looped=True))
         rows += [_row(same, vector, tile, shifted=True) for tile in (SHIFTED_FLOAT if x == "float32" else SHIFTED)]
@@ -77,11 +80,13 @@ def _row(dtypes: dict, vector: int, tile: tuple, **flags) -> dict:
 
 
 def _min_blocks(dtypes: dict, elements: int, threads: int) -> dict:
-    """Registers as tight as they can be without a spill: 64 a thread keep 1024 threads on a multiprocessor, 72 keep 896."""
+    """Registers as tight as they can be without a spill, for more threads on a multiprocessor (65536 registers)."""
     small = dtypes["x"] == "float32" or dtypes["target"] == "portable"  # sm_100 and sm_120 code needs more registers
+    if not small and 16 <= elements <= 24:
+        return {"min_blocks": 65536 // (48 * threads) // 2 * 2}
     if elements <= (24 if small else 32):
-        return {"min_blocks": 1024 // threads}
-    return {"min_blocks": 896 // threads} if elements <= 40 and not small else {}
+        return {"min_blocks": 65536 // (64 * threads)}
+    return {"min_blocks": 65536 // (72 * threads)} if elements <= 40 and not small else {}
 
 
 def _measured(op: str, row: dict, results: list[dict]) -> dict:

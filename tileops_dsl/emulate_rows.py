@@ -5,7 +5,6 @@ of an operator and prints the error against float64.
 """
 
 import hashlib
-import math
 import sys
 import time
 
@@ -80,10 +79,10 @@ def reference(op: str, x: np.ndarray, weight=None, eps=0.0, weight_offset=0.0, r
     return v / (1 + np.exp(-v)) if op == "rms_norm_silu" else v
 
 
-def error_bound(config: RowConfig, scale: float) -> float:
-    """Half a unit in the last place of the result, and float32 arithmetic."""
-    ulp = {"bfloat16": 2**-8, "float16": 2**-11, "float32": 2**-22}[config.y]
-    return scale * (ulp + 4e-6) + math.ldexp(1, -25)
+def error_bound(config: RowConfig, exact):
+    """Half a unit in the last place of the result (or of its smallest one), and float32 arithmetic."""
+    relative, absolute = {"bfloat16": (2**-8, 2**-126), "float16": (2**-11, 2**-25), "float32": (2**-24, 2**-126)}[config.y]
+    return np.abs(exact) * (relative + 4e-6) + absolute
 
 
 if __name__ == "__main__":

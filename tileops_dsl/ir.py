@@ -156,7 +156,6 @@ class Copy(Stmt):
     src: Region | Buffer
     dst: Region | Buffer
     fill: Expr | None
-    streamed: bool
 
 
 @dataclass(frozen=True)

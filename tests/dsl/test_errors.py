@@ -105,13 +105,6 @@ def test_layout_that_does_not_divide():
         T.vectorised_rows((4, 100), threads=128, threads_per_row=32, vector=4)  # here
 
 
-@rejected("eviction_policy is 'evict_last'", '"evict_first" or "evict_normal"')
-def test_unknown_eviction_policy(x: X):
-    with T.Kernel(1, threads=128):
-        tile = T.alloc_fragment((4, 128), "float32")
-        T.copy(x[0, 0], tile, fill=0.0, eviction_policy="evict_last")  # here
-
-
 @rejected("a copy has a tensor's tile on one side and a fragment on the other", "T.copy(x[i, j], tile)")
 def test_copy_between_fragments():
     with T.Kernel(1, threads=128):

@@ -224,12 +224,17 @@ def fresh_placements():
     verify._placement_problem.cache_clear()
 
 
-def test_a_layout_that_puts_two_elements_into_one_register(monkeypatch, fresh_placements):
-    """Layouts are checked by enumeration: not by what they say of themselves."""
+@pytest.mark.parametrize("move, problem", [
+    (lambda threads, register: (threads, 0), "puts two elements into register 0 of thread 0"),
+    (lambda threads, register: (threads - {5}, register), "leaves registers or threads out"),
+    (lambda threads, register: (threads, register + (threads == {5})), "leaves registers or threads out"),
+])  # fmt: skip
+def test_layouts_are_checked_by_enumeration(monkeypatch, fresh_placements, move, problem):
+    """Not by what they say of themselves."""
     kernel, place = finished(), VectorisedRows.place
-    monkeypatch.setattr(VectorisedRows, "place", lambda self, index: place(self, (index[0], index[1] // 2)))
+    monkeypatch.setattr(VectorisedRows, "place", lambda self, index: move(*place(self, index)))
     verify._placement_problem.cache_clear()
-    with pytest.raises(TileError, match="the layout of tile puts two elements into register 0 of thread 0"):
+    with pytest.raises(TileError, match=f"the layout of tile {problem}"):
         verify.verify(kernel, TARGET, ("layouts",))
 
 

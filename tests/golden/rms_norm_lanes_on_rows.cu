@@ -28,7 +28,7 @@ TILEOPS_KERNEL(rms_norm_sm_90a_f16_f16_v1_t256_r8x10x1_rows, rms_norm_params, 25
   Fragment<float, 1> scale;  // one per row of (rows of 8 threads x 10 x 1, 1 passes, lanes on rows)
   Fragment<float, 10> w_tile;  // one per column of (rows of 8 threads x 10 x 1, 1 passes, lanes on rows)
 
-  // rms_norm.py:36: T.copy(x[batch, block * rows, 0], x_tile, fill=0.0, eviction_policy="evict_first")
+  // rms_norm.py:36: T.copy(x[batch, block * rows, 0], x_tile, fill=0.0)
   TILEOPS_UNROLL
   for (int r = 0; r < 1; ++r) {
     const int64_t row = block_x * 32 + r * 32 + slot;
@@ -127,7 +127,7 @@ TILEOPS_KERNEL(rms_norm_sm_90a_f16_f16_v1_t256_r8x10x1_rows, rms_norm_params, 25
     }
   }
 
-  // rms_norm.py:46: T.copy(y_tile, y[batch, block * rows, 0], eviction_policy="evict_first")
+  // rms_norm.py:46: T.copy(y_tile, y[batch, block * rows, 0])
   TILEOPS_UNROLL
   for (int r = 0; r < 1; ++r) {
     const int64_t row = block_x * 32 + r * 32 + slot;

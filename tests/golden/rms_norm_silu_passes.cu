@@ -27,7 +27,7 @@ TILEOPS_KERNEL(rms_norm_silu_sm_90a_bf16_bf16_v8_t128_r16x2x2, rms_norm_silu_par
   Fragment<float, 2> scale;  // one per row of (rows of 16 threads x 2 x 8, 2 passes, lanes on columns)
   Fragment<float, 16> w_tile;  // one per column of (rows of 16 threads x 2 x 8, 2 passes, lanes on columns)
 
-  // rms_norm.py:36: T.copy(x[batch, block * rows, 0], x_tile, fill=0.0, eviction_policy="evict_first")
+  // rms_norm.py:36: T.copy(x[batch, block * rows, 0], x_tile, fill=0.0)
   TILEOPS_UNROLL
   for (int r = 0; r < 2; ++r) {
     const int64_t row = block_x * 16 + r * 8 + slot;
@@ -120,7 +120,7 @@ TILEOPS_KERNEL(rms_norm_silu_sm_90a_bf16_bf16_v8_t128_r16x2x2, rms_norm_silu_par
     }
   }
 
-  // rms_norm.py:46: T.copy(y_tile, y[batch, block * rows, 0], eviction_policy="evict_first")
+  // rms_norm.py:46: T.copy(y_tile, y[batch, block * rows, 0])
   TILEOPS_UNROLL
   for (int r = 0; r < 2; ++r) {
     const int64_t row = block_x * 16 + r * 8 + slot;

@@ -23,7 +23,7 @@ TILEOPS_KERNEL(softmax_sm_90a_bf16_bf16_v8_t128_r128x3x1, softmax_params, 128, 8
   Fragment<float, 1> peak;  // one per row of (rows of 128 threads x 3 x 8, 1 passes, lanes on columns)
   Fragment<float, 1> total;  // one per row of (rows of 128 threads x 3 x 8, 1 passes, lanes on columns)
 
-  // softmax.py:38: T.copy(x[batch, block * rows, 0], x_tile, fill=-T.infinity(), eviction_policy="evict_first")
+  // softmax.py:38: T.copy(x[batch, block * rows, 0], x_tile, fill=-T.infinity())
   TILEOPS_UNROLL
   for (int r = 0; r < 1; ++r) {
     const int64_t row = block_x * 1 + r * 1 + slot;
@@ -81,7 +81,7 @@ TILEOPS_KERNEL(softmax_sm_90a_bf16_bf16_v8_t128_r128x3x1, softmax_params, 128, 8
     }
   }
 
-  // softmax.py:47: T.copy(y_tile, y[batch, block * rows, 0], eviction_policy="evict_first")
+  // softmax.py:47: T.copy(y_tile, y[batch, block * rows, 0])
   TILEOPS_UNROLL
   for (int r = 0; r < 1; ++r) {
     const int64_t row = block_x * 1 + r * 1 + slot;

@@ -190,8 +190,7 @@ def _access(e: Emitter, stmt: ir.Copy, vector: int, guard: str, at: str, registe
     if isinstance(stmt.src, ir.Buffer):
         e.line(f"if ({guard}) store_global<{vector}>(first, {at}, {stmt.src.name}, {register}, {e.site(stmt)});")
         return
-    word = "load_global" if stmt.streamed else "load_global_cached"
-    word = "load_global_as_float" if stmt.src.tensor.dtype == "any" else word
+    word = "load_global_as_float" if stmt.src.tensor.dtype == "any" else "load_global"
     word += f"_each<{vector}>" if elementwise else f"<{vector}>"
     e.line(f"if ({guard}) {word}({stmt.dst.name}, {register}, first, {at}, {e.site(stmt)});")
     e.line(f"else fill<{vector}>({stmt.dst.name}, {register}, {statement(stmt.fill, None)});")

@@ -33,7 +33,7 @@ def resident(config: RowConfig, silu: bool):
         T.annotate_layout({x_tile: config.layout})
         T.annotate_min_blocks_per_sm(config.min_blocks)
 
-        T.copy(x[batch, block * rows, 0], x_tile, fill=0.0, eviction_policy="evict_first")
+        T.copy(x[batch, block * rows, 0], x_tile, fill=0.0)
         for i, j in T.Parallel(rows, columns):
             squares[i, j] = x_tile[i, j] * x_tile[i, j]
         T.reduce_sum(squares, scale)
@@ -43,7 +43,7 @@ def resident(config: RowConfig, silu: bool):
         for i, j in T.Parallel(rows, columns):
             normed[i, j] = rounded(x_tile[i, j] * scale[i], config.x, round_before_weight) * w_tile[j]
             y_tile[i, j] = normed[i, j] * sigmoid(normed[i, j]) if silu else normed[i, j]
-        T.copy(y_tile, y[batch, block * rows, 0], eviction_policy="evict_first")
+        T.copy(y_tile, y[batch, block * rows, 0])
 
     return program(config, silu, body)
 
@@ -71,12 +71,12 @@ def looped(config: RowConfig, silu: bool):
         for i in T.Parallel(rows):
             scale[i] = T.rsqrt(scale[i] / cols + eps)
         for k in T.serial(T.ceildiv(cols, columns)):
-            T.copy(x[batch, block * rows, k * columns], x_tile, fill=0.0, eviction_policy="evict_first")
+            T.copy(x[batch, block * rows, k * columns], x_tile, fill=0.0)
             load_weight(weight, k * columns, w_tile, weight_offset)
             for i, j in T.Parallel(rows, columns):
                 normed[i, j] = rounded(x_tile[i, j] * scale[i], config.x, round_before_weight) * w_tile[j]
                 y_tile[i, j] = normed[i, j] * sigmoid(normed[i, j]) if silu else normed[i, j]
-            T.copy(y_tile, y[batch, block * rows, k * columns], eviction_policy="evict_first")
+            T.copy(y_tile, y[batch, block * rows, k * columns])
 
     return program(config, silu, body)
 

@@ -35,7 +35,7 @@ def resident(config: RowConfig):
             T.annotate_layout({x_tile: config.layout})
             T.annotate_min_blocks_per_sm(config.min_blocks)
 
-            T.copy(x[batch, block * rows, 0], x_tile, fill=-T.infinity(), eviction_policy="evict_first")
+            T.copy(x[batch, block * rows, 0], x_tile, fill=-T.infinity())
             T.reduce_max(x_tile, peak)
             for i, j in T.Parallel(rows, columns):
                 p_tile[i, j] = T.exp2((x_tile[i, j] - peak[i]) * LOG2E)
@@ -44,7 +44,7 @@ def resident(config: RowConfig):
                 total[i] = 1.0 / total[i]
             for i, j in T.Parallel(rows, columns):
                 y_tile[i, j] = p_tile[i, j] * total[i]
-            T.copy(y_tile, y[batch, block * rows, 0], eviction_policy="evict_first")
+            T.copy(y_tile, y[batch, block * rows, 0])
 
     return softmax
 
@@ -88,10 +88,10 @@ def looped(config: RowConfig):
             for i in T.Parallel(rows):
                 total[i] = 1.0 / total[i]
             for k in T.serial(T.ceildiv(cols, columns)):
-                T.copy(x[batch, block * rows, k * columns], x_tile, fill=-T.infinity(), eviction_policy="evict_first")
+                T.copy(x[batch, block * rows, k * columns], x_tile, fill=-T.infinity())
                 for i, j in T.Parallel(rows, columns):
                     y_tile[i, j] = T.exp2((x_tile[i, j] - peak[i]) * LOG2E) * total[i]
-                T.copy(y_tile, y[batch, block * rows, k * columns], eviction_policy="evict_first")
+                T.copy(y_tile, y[batch, block * rows, k * columns])
 
     return softmax
 

@@ -16,7 +16,7 @@ TILEOPS_WORD void fill(Fragment<T, N>& f, int k, T v) {
 template <int V, typename T, int N>
 TILEOPS_WORD void load_global_as_float(Fragment<float, N>& f, int k, global_ptr<const T> p, int64_t offset, site s) {
   Fragment<T, V> raw;
-  load_global_cached<V>(raw, 0, p, offset, s);
+  load_global<V>(raw, 0, p, offset, s);
   TILEOPS_UNROLL
   for (int i = 0; i < V; ++i) f[k + i] = to_float(raw[i]);
 }

@@ -53,11 +53,6 @@ TILEOPS_WORD void load_global(Fragment<T, N>& f, int k, global_ptr<P> p, int64_t
   for (int i = 0; i < V; ++i) f.data[k + i] = values[i];
 }
 
-template <int V, typename T, int N, typename P>
-TILEOPS_WORD void load_global_cached(Fragment<T, N>& f, int k, global_ptr<P> p, int64_t offset, site s) {
-  load_global<V>(f, k, p, offset, s);
-}
-
 template <int V, typename T, int N>
 TILEOPS_WORD void store_global(global_ptr<T> p, int64_t offset, const Fragment<T, N>& f, int k, site s) {
   void* target = detail::access<V, T>(p, offset, k, N, true, s);
