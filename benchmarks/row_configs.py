@@ -28,7 +28,8 @@ MIXED = [(128, 8, 2, 1), (128, 32, 2, 1), (128, 32, 4, 1), (64, 64, 4, 1), (128,
 SHIFTED = [(128, 16, 1, 1), (128, 16, 3, 1), (128, 32, 4, 1), (64, 64, 4, 1), (128, 128, 4, 1), (256, 256, 4, 1), (512, 512, 4, 1)]
 SHIFTED_FLOAT = [(128, 16, 2, 1), *SHIFTED[2:], (512, 512, 8, 1)]
 ELEMENTS = [(128, 8, 4, 1), (128, 32, 4, 1), (128, 128, 8, 1)]  # capacity in elements
-ACROSS = [(256, 8, 12, 1), (256, 8, 24, 1), (512, 16, 24, 1)]  # lanes on rows; capacity in elements
+ACROSS = [(256, 8, 12, 1), (512, 16, 12, 1), (512, 32, 12, 1)]  # lanes on rows; capacity in elements, 8 bytes of rows a lane
+ACROSS_LOOP = (512, 32, 8, 1)
 
 
 def main() -> None:
@@ -46,8 +47,9 @@ def _rows(op: str, target: str) -> list[dict]:
     rows = []
     for x in BYTES:
         vector, same = 16 // BYTES[x], {"target": target, "x": x, "y": x}
-        rows += [_row(same, 1, tile, lanes_on_rows=True) for tile in ACROSS]
-        rows.append(_row(same, 1, (512, 16, 8, 1), lanes_on_rows=True, looped=True))
+        for rows_of_lane in (8 // BYTES[x], 1):
+            rows += [_row(same, rows_of_lane, tile, lanes_on_rows=True) for tile in ACROSS]
+            rows.append(_row(same, rows_of_lane, ACROSS_LOOP, lanes_on_rows=True, looped=True))
         aligned = ALIGNED if target == "sm_90a" else ALIGNED_PORTABLE
         aligned = [SOFTMAX.get(tile, tile) if op == "softmax" else tile for tile in aligned]
         rows += [_row(same, vector, tile) for tile in aligned if op == "softmax" or _weight_fits(tile, vector)]

@@ -50,6 +50,20 @@ const char* why_no_vectors(int vector, bool shifted, const RowCall& call) {
   return nullptr;
 }
 
+const char* why_not_across(int vector, const RowCall& call) {
+  const RowProblem& p = call.problem;
+  if (p.x_stride[1] != 1 || p.inner <= 1 || p.x_stride[2] == 1) return "it needs neighbouring rows to be neighbours in memory";
+  if (vector == 1) return nullptr;
+  if (p.y_stride[1] != 1) return "it needs neighbouring rows of the result to be neighbours in memory";
+  if (p.inner % vector != 0 || (p.x_stride[0] | p.x_stride[2] | p.y_stride[0] | p.y_stride[2]) % vector != 0) {
+    return "it needs a number of rows, and columns that start, at multiples of its vector";
+  }
+  if (!is_aligned(call.x, vector, call.x_type) || !is_aligned(call.y, vector, call.y_type)) {
+    return "it needs x and y aligned to its vector";
+  }
+  return nullptr;
+}
+
 std::string types_text(const RowCall& call) {
   return call.x_type == call.y_type ? dtype_name(call.x_type)
                                     : std::string(dtype_name(call.x_type)) + " to " + dtype_name(call.y_type);
@@ -104,10 +118,8 @@ const char* why_not(const RowVariant& variant, const RowCall& call) {
   const RowProblem& p = call.problem;
   if (variant.x != call.x_type || variant.y != call.y_type) return "it is for other dtypes";
   if (variant.max_cols != 0 && p.cols > variant.max_cols) return "it is for shorter rows";
-  if (variant.vector > 1) return why_no_vectors(variant.vector, variant.shifted, call);
-  if (variant.lanes_on_rows && !(p.x_stride[1] == 1 && p.inner > 1 && p.x_stride[2] != 1))
-    return "it needs neighbouring rows to be neighbours in memory";
-  return nullptr;
+  if (variant.lanes_on_rows) return why_not_across(variant.vector, call);
+  return variant.vector > 1 ? why_no_vectors(variant.vector, variant.shifted, call) : nullptr;
 }
 
 RowTable::RowTable(const char* op) {

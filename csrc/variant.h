@@ -16,7 +16,7 @@ struct RowVariant {
   DType x, y;
   int vector;          // elements per access; above 1: unit column stride, and base, strides and cols are multiples of it,
                        // for the weight too (unless shifted)
-  bool lanes_on_rows;  // neighbouring threads hold neighbouring rows: for a row (inner) stride of 1
+  bool lanes_on_rows;  // neighbouring threads hold neighbouring rows: for a row (inner) stride of 1, and the above of rows
   bool shifted;        // only that x and y (of one dtype) have unit column stride and rows that lie alike in their vectors
   int64_t max_cols;    // 0: any
   int rows_per_block;

@@ -25,7 +25,7 @@ class RowConfig:
     threads_per_row: int
     chunks: int  # accesses of one thread to one row
     passes: int = 1  # rows of one thread
-    lanes_on_rows: bool = False
+    lanes_on_rows: bool = False  # a vector takes neighbouring rows, not columns
     shifted: bool = False  # rows that start anywhere in a vector
     looped: bool = False  # rows longer than the tile
     min_blocks: int = 1  # CTAs that must fit on a multiprocessor
@@ -40,7 +40,14 @@ class RowConfig:
 
     @property
     def tile(self) -> tuple[int, int]:
-        return self.passes * self.threads // self.threads_per_row, self.threads_per_row * self.chunks * self.vector
+        slots = self.threads // self.threads_per_row
+        rows = slots * self.vector if self.lanes_on_rows else slots * self.passes
+        return rows, self.threads_per_row * self.chunks * self.column_vector
+
+    @property
+    def column_vector(self) -> int:
+        """Neighbouring columns of one access."""
+        return 1 if self.lanes_on_rows else self.vector
 
     @property
     def layout(self) -> VectorisedRows:

@@ -13,8 +13,11 @@ class VectorisedRows:
 
     With slots = threads / threads_per_row rows at a time: row i is pass i // slots of slot i % slots; column j is
     element j % vector of chunk (j // vector) // threads_per_row, in the row's thread (j // vector) % threads_per_row.
-    A row's threads are neighbours (a warp reads along rows), unless `lanes_on_rows`: then neighbouring threads
-    hold neighbouring rows (a warp reads across rows, for tensors whose rows, not columns, have unit stride).
+    A row's threads are neighbours: a warp reads along rows.
+
+    With `lanes_on_rows` a warp reads across rows, for tensors whose rows, not columns, have unit stride: neighbouring
+    threads hold neighbouring vectors of rows. Row i is element i % vector of slot i // vector; column j is access
+    j // threads_per_row of the row's thread j % threads_per_row; a thread has `vector` rows (passes = vector).
 
     `shifted` rows start anywhere in a vector. The tile then begins at the row's first aligned vector; what lies before
     it and after the row's last vector, at most vector - 1 columns each, is held one column a thread, in one register
@@ -37,7 +40,9 @@ class VectorisedRows:
             raise ValueError(f"{self!r}: shifted rows need one row for each thread, along 2 * vector lanes or more")
         if 32 % self.threads_per_row and self.threads_per_row % 32:
             raise ValueError(f"{self!r}: threads_per_row must divide a warp or be whole warps")
-        if self.cols % (self.vector * self.threads_per_row):
+        if self.lanes_on_rows and self.rows != self.slots * self.vector:
+            raise ValueError(f"{self!r}: lanes on rows need `vector` rows for each thread")
+        if self.cols % (self.column_vector * self.threads_per_row):
             raise ValueError(f"{self!r}: cols must be a multiple of vector * threads_per_row")
 
     @property
@@ -50,13 +55,19 @@ class VectorisedRows:
         return self.rows // self.slots
 
     @property
+    def column_vector(self) -> int:
+        """Neighbouring columns that one access takes."""
+        return 1 if self.lanes_on_rows else self.vector
+
+    @property
     def chunks(self) -> int:
-        """Vectors of one row that one thread holds."""
-        return self.cols // (self.vector * self.threads_per_row)
+        """Accesses of one thread to one row."""
+        return self.cols // (self.column_vector * self.threads_per_row)
 
     @property
     def row_registers(self) -> int:
-        return self.chunks * self.vector + self.shifted
+        """Columns of one row that one thread holds."""
+        return self.chunks * self.column_vector + self.shifted
 
     @property
     def registers(self) -> int:
@@ -70,11 +81,19 @@ class VectorisedRows:
     def thread(self, slot: int, member: int) -> int:
         return slot + member * self.slots if self.lanes_on_rows else slot * self.threads_per_row + member
 
+    def row(self, i: int) -> tuple[int, int]:
+        """Slot and pass of row i."""
+        return divmod(i, self.vector) if self.lanes_on_rows else (i % self.slots, i // self.slots)
+
+    def column(self, j: int) -> tuple[int, int]:
+        """Thread of the row that has column j, and which of its columns that is."""
+        chunk, member = divmod(j // self.column_vector, self.threads_per_row)
+        return member, chunk * self.column_vector + j % self.column_vector
+
     def place(self, index: tuple[int, int]) -> tuple[set[int], int]:
-        i, j = index
-        chunk, member = divmod(j // self.vector, self.threads_per_row)
-        register = i // self.slots * self.row_registers + chunk * self.vector + j % self.vector
-        return {self.thread(i % self.slots, member)}, register
+        (slot, row_pass), (member, column) = self.row(index[0]), self.column(index[1])
+        register = column * self.passes + row_pass if self.lanes_on_rows else row_pass * self.row_registers + column
+        return {self.thread(slot, member)}, register
 
     def __str__(self) -> str:
         order = "lanes on rows" if self.lanes_on_rows else "lanes on columns"
@@ -93,9 +112,8 @@ class PerRow:
         return self.tile.passes
 
     def place(self, index: tuple[int]) -> tuple[set[int], int]:
-        slot = index[0] % self.tile.slots
-        threads = {self.tile.thread(slot, member) for member in range(self.tile.threads_per_row)}
-        return threads, index[0] // self.tile.slots
+        slot, row_pass = self.tile.row(index[0])
+        return {self.tile.thread(slot, member) for member in range(self.tile.threads_per_row)}, row_pass
 
     def __str__(self) -> str:
         return f"one per row of ({self.tile})"
@@ -112,8 +130,7 @@ class PerColumn:
         return self.tile.row_registers
 
     def place(self, index: tuple[int]) -> tuple[set[int], int]:
-        (thread,), register = self.tile.place((0, index[0]))
-        member = thread // self.tile.slots if self.tile.lanes_on_rows else thread
+        member, register = self.tile.column(index[0])
         return {self.tile.thread(slot, member) for slot in range(self.tile.slots)}, register
 
     def __str__(self) -> str:

@@ -43,12 +43,25 @@ BY_ROWS_TABLE = """
 2.0 6.0 2.1 6.1 2.2 6.2
 3.0 7.0 3.1 7.1 3.2 7.2
 """
+# 8 threads, 2 a row, 2 rows a thread: threads 0 and 1 are the first ones of rows 0, 1 and 2, 3.
+ACROSS = VectorisedRows(rows=8, cols=4, threads=8, threads_per_row=2, vector=2, lanes_on_rows=True)
+ACROSS_TABLE = """
+0.0 4.0 0.2 4.2
+0.1 4.1 0.3 4.3
+1.0 5.0 1.2 5.2
+1.1 5.1 1.3 5.3
+2.0 6.0 2.2 6.2
+2.1 6.1 2.3 6.3
+3.0 7.0 3.2 7.2
+3.1 7.1 3.3 7.3
+"""
 # The tile of BY_COLUMNS, with a fifth register for the edge column.
 SHIFTED = VectorisedRows(rows=2, cols=16, threads=8, threads_per_row=4, vector=2, shifted=True)
 
 
 @pytest.mark.parametrize("layout, text", [
-    (BY_COLUMNS, BY_COLUMNS_TABLE), (IN_PASSES, IN_PASSES_TABLE), (BY_ROWS, BY_ROWS_TABLE), (SHIFTED, BY_COLUMNS_TABLE),
+    (BY_COLUMNS, BY_COLUMNS_TABLE), (IN_PASSES, IN_PASSES_TABLE), (BY_ROWS, BY_ROWS_TABLE), (ACROSS, ACROSS_TABLE),
+    (SHIFTED, BY_COLUMNS_TABLE),
 ])  # fmt: skip
 def test_tiles(layout, text):
     assert placed(layout) == table(text)
@@ -93,7 +106,9 @@ def tiles():
     for per_row, vector, chunks, slots, passes, flag in itertools.product(
         (1, 2, 8, 32, 64), (1, 2, 4), (1, 3), (1, 2, 4), (1, 2), ("", "lanes_on_rows", "shifted")
     ):
-        if flag != "shifted" or (passes == 1 and per_row >= 2 * vector):
+        if flag == "lanes_on_rows":
+            yield VectorisedRows(vector * slots, per_row * chunks, slots * per_row, per_row, vector, lanes_on_rows=True)
+        elif not flag or (passes == 1 and per_row >= 2 * vector):
             flags = {flag: True} if flag else {}
             yield VectorisedRows(passes * slots, per_row * chunks * vector, slots * per_row, per_row, vector, **flags)
 
@@ -113,19 +128,21 @@ def test_each_register_of_each_thread_holds_one_element(kind):
 
 def test_a_vector_lies_in_neighbouring_registers_of_one_thread():
     for tile in tiles():
-        for i, j in itertools.product(range(tile.rows), range(0, tile.cols, tile.vector)):
+        down, along = (tile.vector, 1) if tile.lanes_on_rows else (1, tile.vector)
+        for i, j in itertools.product(range(0, tile.rows, down), range(0, tile.cols, along)):
             (thread,), register = tile.place((i, j))
             assert tile.shifted or register % tile.vector == 0
             for k in range(tile.vector):
-                assert tile.place((i, j + k)) == ({thread}, register + k), tile
+                at = (i + k, j) if tile.lanes_on_rows else (i, j + k)
+                assert tile.place(at) == ({thread}, register + k), tile
 
 
 def test_neighbouring_threads_hold_neighbouring_vectors_or_rows():
     for tile in tiles():
-        for i, j in itertools.product(range(tile.rows), range(0, tile.cols, tile.vector)):
+        for i, j in itertools.product(range(tile.rows), range(0, tile.cols, tile.column_vector)):
             (thread,), register = tile.place((i, j))
-            if tile.lanes_on_rows and i % tile.slots + 1 < tile.slots:
-                assert tile.place((i + 1, j)) == ({thread + 1}, register)
+            if tile.lanes_on_rows and i + tile.vector < tile.rows:
+                assert tile.place((i + tile.vector, j)) == ({thread + 1}, register)
             if not tile.lanes_on_rows and j // tile.vector % tile.threads_per_row + 1 < tile.threads_per_row:
                 assert tile.place((i, j + tile.vector)) == ({thread + 1}, register)
 

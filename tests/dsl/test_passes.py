@@ -181,10 +181,6 @@ CORRUPTED = {
         "layout of 256 threads in a kernel of 128",
     ),
     "a layout with holes": (lambda k: with_layout(k, "tile", vector=3), "the layout of tile leaves registers or threads out"),
-    "a layout that puts two rows in one place": (
-        lambda k: with_layout(k, "tile", lanes_on_rows=True, threads_per_row=128),
-        "the layout of tile puts two elements into register",
-    ),
     "two distributions": (
         lambda k: replace(k, layouts={**k.layouts, buffer(k, "peak"): PerRow(VectorisedRows(2, 128, 128, 64, 1))}),
         "a second distribution of rows",

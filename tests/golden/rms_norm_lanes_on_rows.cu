@@ -11,8 +11,8 @@ namespace tileops {
 // Shared memory: 1024 bytes
 TILEOPS_KERNEL(rms_norm_sm_90a_f16_f16_v1_t256_r8x10x1_rows, rms_norm_params, 256, 1) {
   const int thread = thread_index();
-  const int slot = thread % 32;  // row of the 32 that the CTA holds at a time
-  const int member = thread / 32;  // of the 8 threads of that row
+  const int slot = thread % 32;  // of the 32 vectors of rows
+  const int member = thread / 32;  // of the 8 threads of a row
   const int64_t block_x = block_index_x();
   const int64_t block_y = block_index_y();
   const int64_t inner = static_cast<int64_t>(p.inner);
@@ -29,16 +29,15 @@ TILEOPS_KERNEL(rms_norm_sm_90a_f16_f16_v1_t256_r8x10x1_rows, rms_norm_params, 25
   Fragment<float, 10> w_tile;  // one per column of (rows of 8 threads x 10 x 1, 1 passes, lanes on rows)
 
   // rms_norm.py:36: T.copy(x[batch, block * rows, 0], x_tile, fill=0.0)
-  TILEOPS_UNROLL
-  for (int r = 0; r < 1; ++r) {
-    const int64_t row = block_x * 32 + r * 32 + slot;
+  {
+    const int64_t row = block_x * 32 + slot * 1;
     const int col = member * 1;
     const int columns = row < inner ? cols : 0;
     const auto first = global<f16>(p.x) + (block_y * p.x_stride[0] + row * p.x_stride[1] + col * p.x_stride[2]);
     TILEOPS_UNROLL
     for (int c = 0; c < 10; ++c) {
-      if (c * 8 < columns - col) load_global<1>(x_tile, r * 10 + c * 1, first, c * 8 * p.x_stride[2], site(1));
-      else fill<1>(x_tile, r * 10 + c * 1, from_float<f16>(0.0f));
+      if (c * 8 < columns - col) load_global<1>(x_tile, c * 1, first, c * 8 * p.x_stride[2], site(1));
+      else fill<1>(x_tile, c * 1, from_float<f16>(0.0f));
     }
   }
 
@@ -47,7 +46,7 @@ TILEOPS_KERNEL(rms_norm_sm_90a_f16_f16_v1_t256_r8x10x1_rows, rms_norm_params, 25
   for (int r = 0; r < 1; ++r) {
     TILEOPS_UNROLL
     for (int q = 0; q < 10; ++q) {
-      squares[r * 10 + q] = to_float(x_tile, r * 10 + q) * to_float(x_tile, r * 10 + q);
+      squares[q * 1 + r] = to_float(x_tile, q * 1 + r) * to_float(x_tile, q * 1 + r);
     }
   }
 
@@ -122,21 +121,20 @@ TILEOPS_KERNEL(rms_norm_sm_90a_f16_f16_v1_t256_r8x10x1_rows, rms_norm_params, 25
   for (int r = 0; r < 1; ++r) {
     TILEOPS_UNROLL
     for (int q = 0; q < 10; ++q) {
-      normed[r * 10 + q] = (round_before_weight != 0 ? to_float(from_float<f16>(to_float(x_tile, r * 10 + q) * scale[r])) : (to_float(x_tile, r * 10 + q) * scale[r])) * w_tile[q];
-      y_tile[r * 10 + q] = from_float<f16>(normed[r * 10 + q]);
+      normed[q * 1 + r] = (round_before_weight != 0 ? to_float(from_float<f16>(to_float(x_tile, q * 1 + r) * scale[r])) : (to_float(x_tile, q * 1 + r) * scale[r])) * w_tile[q];
+      y_tile[q * 1 + r] = from_float<f16>(normed[q * 1 + r]);
     }
   }
 
   // rms_norm.py:46: T.copy(y_tile, y[batch, block * rows, 0])
-  TILEOPS_UNROLL
-  for (int r = 0; r < 1; ++r) {
-    const int64_t row = block_x * 32 + r * 32 + slot;
+  {
+    const int64_t row = block_x * 32 + slot * 1;
     const int col = member * 1;
     const int columns = row < inner ? cols : 0;
     const auto first = global<f16>(p.y) + (block_y * p.y_stride[0] + row * p.y_stride[1] + col * p.y_stride[2]);
     TILEOPS_UNROLL
     for (int c = 0; c < 10; ++c) {
-      if (c * 8 < columns - col) store_global<1>(first, c * 8 * p.y_stride[2], y_tile, r * 10 + c * 1, site(6));
+      if (c * 8 < columns - col) store_global<1>(first, c * 8 * p.y_stride[2], y_tile, c * 1, site(6));
     }
   }
 }

@@ -20,7 +20,8 @@ pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(),
 
 def lengths(kernel: dict) -> list[int]:
     """Row lengths at the edges: the shortest, around a vector, the longest; several tiles where there is no longest."""
-    vector, step = kernel["vector"], kernel["vector"] if not kernel["shifted"] else 1
+    along_columns = not (kernel["shifted"] or kernel["lanes_on_rows"])
+    vector, step = kernel["vector"], kernel["vector"] if along_columns else 1
     longest = kernel["max_cols"] or 3 * kernel["threads"] * max(vector, 8)
     found = {step, vector, 2 * vector, longest // 2, longest - step, longest}
     found |= {1, vector - 1, vector + 1} if step == 1 else set()
@@ -61,6 +62,11 @@ def run(name: str, rows: int, cols: int, seed: int) -> None:
         check(kernel["op"], x, dim=dim, **arguments(kernel, cols, seed))
 
 
+def rows_step(kernel: dict) -> int:
+    """What the number of rows is a multiple of."""
+    return kernel["vector"] if kernel["lanes_on_rows"] else 1
+
+
 def runs_here(name: str) -> bool:
     return KERNELS[name]["target"] == "portable" or torch.cuda.get_device_capability() == (9, 0)
 
@@ -72,7 +78,7 @@ def test_edges(name):
     rows_per_block = KERNELS[name]["rows_per_block"]
     with tileops.knobs.scope(force=name, require_native=True):
         for seed, cols in enumerate(lengths(KERNELS[name])):
-            run(name, 2 * rows_per_block + 1, cols, seed)
+            run(name, 2 * rows_per_block + rows_step(KERNELS[name]), cols, seed)
         if not KERNELS[name]["lanes_on_rows"]:  # a single row has no direction
             run(name, 1, lengths(KERNELS[name])[-1], 3)
 
@@ -96,4 +102,4 @@ def test_small(name):
         pytest.skip(f"{name} is for another GPU")
     with tileops.knobs.scope(force=name, require_native=True):
         for seed, cols in enumerate(lengths(KERNELS[name])[-3:]):
-            run(name, KERNELS[name]["rows_per_block"] + 1, cols, seed)
+            run(name, KERNELS[name]["rows_per_block"] + rows_step(KERNELS[name]), cols, seed)

@@ -65,8 +65,8 @@ def _prologue(e: Emitter) -> None:
     t = e.tile
     e.line("const int thread = thread_index();")
     if t.lanes_on_rows:
-        e.line(f"const int slot = thread % {t.slots};  // row of the {t.slots} that the CTA holds at a time")
-        e.line(f"const int member = thread / {t.slots};  // of the {t.threads_per_row} threads of that row")
+        e.line(f"const int slot = thread % {t.slots};  // of the {t.slots} vectors of rows")
+        e.line(f"const int member = thread / {t.slots};  // of the {t.threads_per_row} threads of a row")
     else:
         e.line(f"const int slot = thread / {t.threads_per_row};  // row of the {t.slots} that the CTA holds at a time")
         e.line(f"const int member = thread % {t.threads_per_row};  // of the {t.threads_per_row} threads of that row")
@@ -154,12 +154,12 @@ def _copy_as(e: Emitter, stmt: ir.Copy, ctype: str) -> None:
     tensor, t = region.tensor, e.tile
     origin = [statement(o, None) for o in region.origin]
     terms = [f"{o} * p.{tensor.name}_stride[{d}]" for d, o in enumerate(origin[: -len(buffer.shape)])]
-    column = " + ".join([origin[-1]] * (origin[-1] != "0") + ["head"] * t.shifted + [f"member * {t.vector}"])
+    column = " + ".join([origin[-1]] * (origin[-1] != "0") + ["head"] * t.shifted + [f"member * {t.column_vector}"])
     bound = "tail" if t.shifted else tensor.dims[-1].name
     edge = "has_edge" if origin[-1] == "0" else f"has_edge && {origin[-1]} == 0"
     if isinstance(e.kernel.layouts[buffer], VectorisedRows):
-        with e.loop("r", t.passes):
-            e.line(f"const int64_t row = {origin[-2]} + r * {t.slots} + slot;")
+        with e.block("") if t.lanes_on_rows else e.loop("r", t.passes):
+            e.line(f"const int64_t row = {origin[-2]} + {f'slot * {t.vector}' if t.lanes_on_rows else _row(t)};")
             terms.append(f"row * p.{tensor.name}_stride[{len(terms)}]")
             in_rows = f"row < {tensor.dims[-2]}"
             _copy_row(e, stmt, ctype, column, f"{in_rows} ? {bound} : 0", f"{in_rows} && {edge}", terms)
@@ -170,17 +170,18 @@ def _copy_as(e: Emitter, stmt: ir.Copy, ctype: str) -> None:
 
 def _copy_row(e: Emitter, stmt: ir.Copy, ctype: str, column: str, columns: str, edge: str, terms: list[str]) -> None:
     """One row's accesses, from the end of the tensor's `columns` and the terms of the row's offset."""
-    tensor, t, buffer = _region(stmt).tensor, e.tile, _fragment(stmt)
-    stride = f" * p.{tensor.name}_stride[{len(tensor.dims) - 1}]" if t.vector == 1 else ""
+    tensor, t, whole = _region(stmt).tensor, e.tile, isinstance(e.kernel.layouts[_fragment(stmt)], VectorisedRows)
+    stride = f" * p.{tensor.name}_stride[{len(tensor.dims) - 1}]" if t.column_vector == 1 else ""
     e.line(f"const int col = {column};")
     e.line(f"const int columns = {columns};")
     e.line(f"const auto first = global<{ctype}>(p.{tensor.name}) + ({' + '.join([*terms, f'col{stride}'])});")
-    step = t.threads_per_row * t.vector
-    row = f"r * {t.row_registers} + " if isinstance(e.kernel.layouts[buffer], VectorisedRows) else ""
+    step = t.threads_per_row * t.column_vector
+    vector = t.vector if whole else t.column_vector
+    row = f"r * {t.row_registers} + " if whole and not t.lanes_on_rows else ""
     unaligned = t.shifted and tensor.dtype == "any"  # such a tensor lies in its vectors in its own way
     with e.loop("c", t.chunks):
         guard = f"c * {step} < columns - col"
-        _access(e, stmt, t.vector, guard, f"c * {step}{stride}", f"{row}c * {t.vector}", elementwise=unaligned)
+        _access(e, stmt, vector, guard, f"c * {step}{stride}", f"{row}c * {vector}", elementwise=unaligned)
     if t.shifted:
         _access(e, stmt, 1, edge, "edge - col", f"{row}{t.row_registers - 1}")
 
@@ -204,7 +205,8 @@ def _reduce(e: Emitter, stmt: ir.Reduce, in_loop: bool) -> None:
         if not stmt.clear:
             e.line(f"const auto before = {dst};")
         with e.loop("r", t.passes):
-            e.line(f"{dst}[r] = reduce_registers<{op}, {t.row_registers}>({src}, r * {t.row_registers});")
+            stride, start = (f", {t.passes}", "r") if t.passes > 1 and t.lanes_on_rows else ("", f"r * {t.row_registers}")
+            e.line(f"{dst}[r] = reduce_registers<{op}, {t.row_registers}{stride}>({src}, {start});")
             if not t.lanes_on_rows and t.threads_per_row > 1:
                 e.line(f"{dst}[r] = reduce_lanes<{op}, {min(t.threads_per_row, 32)}>({dst}[r], {e.site(stmt)});")
         if stmt in e.kernel.shared:
@@ -223,7 +225,8 @@ def _parallel(e: Emitter, stmt: ir.Parallel, in_loop: bool) -> None:
     """Each thread runs over its own registers: pass r, and register q of the row."""
     t, table = e.tile, e.kernel.layouts
     layouts = [table[store.buffer] for store in stmt.body]
-    names = {VectorisedRows: f"r * {t.row_registers} + q", PerRow: "r", PerColumn: "q"}
+    whole = f"q * {t.passes} + r" if t.lanes_on_rows else f"r * {t.row_registers} + q"
+    names = {VectorisedRows: whole, PerRow: "r", PerColumn: "q"}
     loops = ["r", "q"] if len(stmt.vars) == 2 else ["r"] if isinstance(layouts[0], PerRow) else ["q"]
 
     def register(buffer):
@@ -241,12 +244,17 @@ def _parallel(e: Emitter, stmt: ir.Parallel, in_loop: bool) -> None:
     nest(loops)
 
 
+def _row(t: VectorisedRows) -> str:
+    """The tile's row of this thread in pass r."""
+    return f"slot * {t.vector} + r" if t.lanes_on_rows else f"r * {t.slots} + slot"
+
+
 def _element_indices(e: Emitter, stmt: ir.Parallel) -> None:
     """The loop's variables as tile indices, where an expression uses them as numbers."""
     used = {x.name for store in stmt.body for x in _outside_loads(store.value) if isinstance(x, ir.Var)}
     t = e.tile
-    row = f"r * {t.slots} + slot"
-    column = f"(q / {t.vector} * {t.threads_per_row} + member) * {t.vector} + q % {t.vector}"
+    row, v = _row(t), t.column_vector
+    column = f"(q / {v} * {t.threads_per_row} + member) * {v} + q % {v}"
     is_row = isinstance(e.kernel.layouts[stmt.body[0].buffer], PerRow)
     forms = (row, column) if len(stmt.vars) == 2 else (row,) if is_row else (column,)
     for var, form in zip(stmt.vars, forms, strict=True):

@@ -89,7 +89,7 @@ def program(config: RowConfig, silu: bool, body):
 
     def rms_norm(
         x: tile,
-        weight: T.Tensor((cols,), "any", vector=config.vector),
+        weight: T.Tensor((cols,), "any", vector=config.column_vector),
         y: tile,
         eps: T.Scalar("float32"),
         weight_offset: T.Scalar("float32"),
@@ -100,7 +100,7 @@ def program(config: RowConfig, silu: bool, body):
 
     def rms_norm_silu(
         x: tile,
-        weight: T.Tensor((cols,), "any", vector=config.vector),
+        weight: T.Tensor((cols,), "any", vector=config.column_vector),
         y: tile,
         eps: T.Scalar("float32"),
         round_before_weight: T.Scalar("int32"),

@@ -17,7 +17,8 @@ class Tensor:
 
     `dtype` "any" is an optional tensor of any float dtype, converted when it is copied. `vector` > 1 is a promise of the
     caller: unit stride in the last dimension, whose extent, like the address and the other strides, is a multiple of it
-    (unless the tile's layout is shifted: then only that the rows of all tensors lie alike in their vectors).
+    (shifted layouts: only that the rows of all tensors lie alike in their vectors; lanes on rows: the same of the last
+    dimension but one).
     """
 
     dims: tuple
@@ -39,7 +40,7 @@ def dynamic(names: str, dtype: str = "int64"):
 
 
 @contextmanager
-def Kernel(*grid, threads: int):  # noqa: N802 (the word of the language)
+def Kernel(*grid, threads: int):
     """with T.Kernel(blocks_x, blocks_y, threads=n) as (bx, by): the work of one CTA of the grid."""
     b, where = builder(), here()
     if b.kernel is not None:

@@ -146,12 +146,12 @@ def reciprocal(value) -> Value:
     return call("reciprocal", value)
 
 
-def max(a, b) -> Value:  # noqa: A001 (the word of the language)
+def max(a, b) -> Value:
     """The larger value; a NaN gives way to a number."""
     return call("max", a, b)
 
 
-def min(a, b) -> Value:  # noqa: A001
+def min(a, b) -> Value:
     """The smaller value; a NaN gives way to a number."""
     return call("min", a, b)
 

@@ -11,7 +11,7 @@ from tileops_dsl.language.rebinding import reject_rebinding
 from tileops_dsl.language.scalar import Value, to_expr
 
 
-def Parallel(*extents: int):  # noqa: N802 (the word of the language)
+def Parallel(*extents: int):
     """for i, j in T.Parallel(rows, cols): element-wise assignments, spread over the threads by the fragments' layouts."""
     b, where = builder(), here()
     reject_rebinding()
@@ -39,7 +39,7 @@ def serial(extent):
 
 
 @contextmanager
-def If(condition):  # noqa: N802
+def If(condition):
     """with T.If(condition): statements that run where the condition, the same for all threads, holds."""
     b, where = builder(), here()
     reject_rebinding()

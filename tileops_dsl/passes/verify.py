@@ -96,7 +96,8 @@ def _check_copy(stmt: ir.Copy, kernel: ir.Kernel) -> None:
     buffer, region = (stmt.src, stmt.dst) if isinstance(stmt.src, ir.Buffer) else (stmt.dst, stmt.src)
     layout, promised = kernel.layouts[buffer], region.tensor.vector
     _require(not isinstance(layout, PerRow), f"{buffer.name} is one per row; a copy moves rows or columns", "a tile", stmt)
-    vector = _tile(layout).vector
+    tile = _tile(layout)
+    vector = tile.column_vector if isinstance(layout, PerColumn) else tile.vector
     found = f"{buffer.name} is accessed {vector} elements at a time, {region.tensor.name} promises {promised}"
     _require(promised % vector == 0, found, f"T.Tensor(..., vector={vector}), or a layout of that vector", stmt)
 

@@ -10,13 +10,14 @@ namespace tileops {
 struct Sum { static TILEOPS_WORD float combine(float a, float b) { return a + b; } };
 struct Max { static TILEOPS_WORD float combine(float a, float b) { return max(a, b); } };
 
-// N registers from register k on, pairwise: the rounding error grows with log N.
-template <typename Op, int N, typename T, int M>
+// The N registers k, k + Stride, ..., pairwise: the rounding error grows with log N.
+template <typename Op, int N, int Stride = 1, typename T, int M>
 TILEOPS_WORD float reduce_registers(const Fragment<T, M>& f, int k) {
   if constexpr (N == 1) {
     return to_float(f, k);
   } else {
-    return Op::combine(reduce_registers<Op, N / 2>(f, k), reduce_registers<Op, N - N / 2>(f, k + N / 2));
+    return Op::combine(reduce_registers<Op, N / 2, Stride>(f, k),
+                       reduce_registers<Op, N - N / 2, Stride>(f, k + N / 2 * Stride));
   }
 }
 
@@ -30,19 +31,20 @@ TILEOPS_WORD float reduce_lanes(float v, site s) {
 
 // The threads of a row are `Members` groups, in each of which reduce_lanes has run (a group may be one thread): combine the
 // R values of each group through shared memory. The row of this thread is `slot` of `slots`, its group is `member`; one
-// thread of each group is the leader. buffer holds R * slots * Members floats that nobody reads before this barrier.
+// thread of each group is the leader. buffer holds R * slots * Members floats that nobody reads before this barrier; where
+// neighbouring threads have neighbouring slots, they meet no bank twice.
 template <typename Op, int Members, int R>
 TILEOPS_WORD void reduce_members(Fragment<float, R>& v, shared_ptr<float> buffer, int slots, int slot, int member,
                                  bool leader, site s) {
   TILEOPS_UNROLL
   for (int r = 0; r < R; ++r)
-    if (leader) store_shared(buffer, (r * slots + slot) * Members + member, v[r], s);
+    if (leader) store_shared(buffer, (r * Members + member) * slots + slot, v[r], s);
   sync_threads(s);
   TILEOPS_UNROLL
   for (int r = 0; r < R; ++r) {
-    float total = load_shared(buffer, (r * slots + slot) * Members, s);
+    float total = load_shared(buffer, r * Members * slots + slot, s);
     TILEOPS_UNROLL
-    for (int i = 1; i < Members; ++i) total = Op::combine(total, load_shared(buffer, (r * slots + slot) * Members + i, s));
+    for (int i = 1; i < Members; ++i) total = Op::combine(total, load_shared(buffer, (r * Members + i) * slots + slot, s));
     v[r] = total;
   }
 }
