@@ -27,7 +27,9 @@ def decode(stored: np.ndarray, dtype: str) -> np.ndarray:
     return values.astype(np.float64)
 
 
-def emulate_row(config: RowConfig, x: np.ndarray, y: np.ndarray, *, weight=None, weight_dtype=None, seed=0, suppress=(), **scalars):
+def emulate_row(
+    config: RowConfig, x: np.ndarray, y: np.ndarray, *, weight=None, weight_dtype=None, seed=0, suppress=(), **scalars
+):
     """Fill y[outer, inner, cols] from x, both stored in the configuration's dtypes; returns the emulator's report.
 
     scalars: eps, weight_offset, round_before_weight, as the operator has them.
@@ -63,8 +65,8 @@ def main(argv: list[str]) -> int:
     error = np.abs(decode(y, config.y) - reference(op, decode(x, config.x), **scalars)).max()
     print(f"{op} [{rows}, {cols}] {config.x}: {config.name}")
     print(
-        f"  {config.threads} threads a CTA, {report['barriers']} barriers and {report['shuffles']} shuffles, every access checked; "
-        f"largest error against float64 {error:.1e}; {time.perf_counter() - start:.1f} s with compilation"
+        f"  {config.threads} threads a CTA, {report['barriers']} barriers and {report['shuffles']} shuffles, every access "
+        f"checked; largest error against float64 {error:.1e}; {time.perf_counter() - start:.1f} s with compilation"
     )
     return 0 if error < 0.02 else 1
 

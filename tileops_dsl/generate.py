@@ -1,5 +1,6 @@
-"""Write the CUDA sources: python -m tileops_dsl.generate [--out DIR] [--only OP] [--target T] [--build MODE] [--dump DIR] [--diff REV].
+"""Write the CUDA sources: python -m tileops_dsl.generate [options]
 
+--out DIR      where to (csrc/generated)
 --only OP      one operator
 --target T     sm_90a or portable (repeatable); without it, both
 --build MODE   smoke: one bfloat16 kernel per operator and target; all (or local): every row of configs/
@@ -28,13 +29,17 @@ def main(argv: list[str] | None = None) -> int:
     arguments = parse(argv)
     if arguments.diff:
         return print_diff(arguments)
-    files = output.generate(arguments.only or list(PROGRAMS), arguments.target or list(TARGETS), arguments.build, dump(arguments.dump))
+    files = output.generate(
+        arguments.only or list(PROGRAMS), arguments.target or list(TARGETS), arguments.build, dump(arguments.dump)
+    )
     write(Path(arguments.out), files)
     return 0
 
 
 def parse(argv: list[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser("python -m tileops_dsl.generate", description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser = argparse.ArgumentParser(
+        "python -m tileops_dsl.generate", description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
     parser.add_argument("--out", default=str(ROOT / "csrc" / "generated"))
     parser.add_argument("--only", action="append", choices=list(PROGRAMS))
     parser.add_argument("--target", action="append", choices=list(TARGETS))

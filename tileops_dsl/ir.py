@@ -156,6 +156,7 @@ class Copy(Stmt):
     src: Region | Buffer
     dst: Region | Buffer
     fill: Expr | None
+    evict_first: bool
 
 
 @dataclass(frozen=True)
@@ -225,6 +226,14 @@ def subexprs(expr: Expr):
         yield from subexprs(child)
 
 
+def as_numbers(expr: Expr):
+    """The expression and all below it but the indices of loads."""
+    if not isinstance(expr, Load):
+        yield expr
+        for child in expr.args if isinstance(expr, Call) else (expr.value,) if isinstance(expr, Cast) else ():
+            yield from as_numbers(child)
+
+
 def exprs_of(stmt: Stmt):
     """The expressions that a statement evaluates itself: not its loop variables, not those of its body."""
     for f in fields(stmt):
@@ -240,7 +249,9 @@ def exprs_of(stmt: Stmt):
 
 def to_text(kernel: Kernel) -> str:
     """The kernel as text: what `generate --dump` writes after each pass."""
-    lines = [f"kernel {kernel.name} threads {kernel.threads} min blocks {kernel.min_blocks} grid {', '.join(map(str, kernel.grid))}"]
+    lines = [
+        f"kernel {kernel.name} threads {kernel.threads} min blocks {kernel.min_blocks} grid {', '.join(map(str, kernel.grid))}"
+    ]
     lines += [f"  tensor {t}" for t in kernel.tensors]
     lines += [f"  scalar {s.name}: {s.dtype}" for s in (*kernel.dims, *kernel.scalars)]
     lines += [f"  layout {buffer.name}: {layout}" for buffer, layout in kernel.layouts.items()]

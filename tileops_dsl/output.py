@@ -60,7 +60,9 @@ def _check_grid(kernel: ir.Kernel, config: RowConfig) -> None:
     """The host launches ceil(inner / rows) x outer CTAs (csrc/variant.h); the program must say the same."""
     expected = f"add(floordiv(sub(inner, 1), {config.tile[0]}), 1), outer"
     if ", ".join(map(str, kernel.grid)) != expected:
-        raise TileError("the grid of a row-wise program is fixed", "T.Kernel(T.ceildiv(inner, rows), outer, ...)", kernel.location)
+        raise TileError(
+            "the grid of a row-wise program is fixed", "T.Kernel(T.ceildiv(inner, rows), outer, ...)", kernel.location
+        )
 
 
 def _header(config: RowConfig, kernel: ir.Kernel) -> str:

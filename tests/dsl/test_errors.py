@@ -44,6 +44,20 @@ def test_one_name_for_two_fragments():
         T.fill(tile, 0.0)
 
 
+@rejected("columns is a name of the generated text", "another name, such as columns_tile")
+def test_name_of_the_generated_text():
+    with T.Kernel(1, threads=128):
+        columns = T.alloc_fragment((4, 128), "float32")  # here
+        T.fill(columns, 0.0)
+
+
+@rejected("max of integers", "T.if_then_else(a < b, a, b)")
+def test_maximum_of_integers(x: X):
+    with T.Kernel(1, threads=128):
+        for _ in T.serial(T.max(inner, cols)):  # here
+            pass
+
+
 def outside_a_program():
     with pytest.raises(TileError) as caught:
         T.exp2(T.dynamic("n")) + 1  # a scalar needs no program
@@ -103,6 +117,13 @@ def test_fragment_of_an_unknown_dtype():
 def test_layout_that_does_not_divide():
     with T.Kernel(1, threads=128):
         T.vectorised_rows((4, 100), threads=128, threads_per_row=32, vector=4)  # here
+
+
+@rejected("eviction_policy is 'evict_last'", '"evict_first" or "evict_normal"')
+def test_unknown_eviction_policy(x: X):
+    with T.Kernel(1, threads=128):
+        tile = T.alloc_fragment((4, 128), "float32")
+        T.copy(x[0, 0], tile, fill=0.0, eviction_policy="evict_last")  # here
 
 
 @rejected("a copy has a tensor's tile on one side and a fragment on the other", "T.copy(x[i, j], tile)")

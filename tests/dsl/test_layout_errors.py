@@ -72,6 +72,16 @@ def test_mixed_extents():
             tile[i, j] = 0.0  # here
 
 
+@rejected("j2 is used as a number, but the tile is shifted", "a layout that is not shifted")
+def test_number_of_a_shifted_column():
+    with T.Kernel(1, threads=128):
+        tile = T.alloc_fragment((4, 128), "float32")
+        layout = T.vectorised_rows((4, 128), threads=128, threads_per_row=32, vector=4, shifted=True)
+        T.annotate_layout({tile: layout})
+        for i, j in T.Parallel(4, 128):
+            tile[i, j] = T.cast(j, "float32")  # here
+
+
 # ---- layouts
 
 
@@ -202,14 +212,14 @@ def test_expressions_that_need_care_in_c():
         with T.Kernel(1, threads=128):
             a = T.alloc_fragment((4, 128), "float16")
             b = T.alloc_fragment((4, 128), "bfloat16")
-            c = T.alloc_fragment((4, 128), "float32")
+            d = T.alloc_fragment((4, 128), "float32")
             T.annotate_layout({a: tiles()})
             T.fill(a, 1)
             for i, j in T.Parallel(4, 128):
                 b[i, j] = a[i, j]
-                c[i, j] = -(-c[i, j])  # noqa: B002
+                d[i, j] = -(-d[i, j])  # noqa: B002
 
     lines = [line.strip() for line in emit_kernel(record(program), "k", "k")[0].splitlines()]
     assert "fill<4>(a, 0, from_float<f16>(1));" in lines
     assert "b[r * 4 + q] = from_float<bf16>(to_float(a, r * 4 + q));" in lines
-    assert "c[r * 4 + q] = -(-c[r * 4 + q]);" in lines
+    assert "d[r * 4 + q] = -(-d[r * 4 + q]);" in lines

@@ -97,7 +97,7 @@ COPY = "\n".join(
   Fragment<{t}, {2 * v}> f;
   const int64_t at = (block_index_x() * 32 + thread_index()) * {v};
   load_global<{v}>(f, 0, global<{t}>(p.x), at, site(1));
-  load_global<{v}>(f, {v}, global<{t}>(p.x) + {v}, at - {v}, site(1));
+  load_global_evict_first<{v}>(f, {v}, global<{t}>(p.x) + {v}, at - {v}, site(1));
   for (int i = 0; i < {v}; ++i) f[i] = from_float<{t}>(to_float(f[i]) + to_float(f[{v} + i]));
   store_global<{v}>(global<{t}>(p.y), at, f, 0, site(2));
 }}"""

@@ -1,6 +1,6 @@
 """Every kernel that was compiled, forced by name on the edges of what it serves.
 
-    compute-sanitizer --tool racecheck python -m pytest tests/ops/test_variants.py -k small     the subset for a sanitizer
+compute-sanitizer --tool racecheck python -m pytest tests/ops/test_variants.py -k small     the subset for a sanitizer
 """
 
 import json
@@ -89,7 +89,9 @@ def small(names):
     for name in names:
         k = KERNELS[name]
         several = k["threads"] > 32 * k["rows_per_block"]
-        kinds.setdefault((k["op"], k["target"], k["vector"] > 1, k["shifted"], k["lanes_on_rows"], k["max_cols"], several), name)
+        kinds.setdefault(
+            (k["op"], k["target"], k["vector"] > 1, k["shifted"], k["lanes_on_rows"], k["max_cols"], several), name
+        )
     chosen = {}
     for kind, name in kinds.items():
         chosen.setdefault((*kind[:5], kind[5] == 0, kind[6]), name)

@@ -189,9 +189,11 @@ def _copy_row(e: Emitter, stmt: ir.Copy, ctype: str, column: str, columns: str, 
 def _access(e: Emitter, stmt: ir.Copy, vector: int, guard: str, at: str, register: str, elementwise: bool = False) -> None:
     """One access: where the guard holds, `vector` elements; elsewhere the fill value."""
     if isinstance(stmt.src, ir.Buffer):
-        e.line(f"if ({guard}) store_global<{vector}>(first, {at}, {stmt.src.name}, {register}, {e.site(stmt)});")
+        word = "store_global_evict_first" if stmt.evict_first else "store_global"
+        e.line(f"if ({guard}) {word}<{vector}>(first, {at}, {stmt.src.name}, {register}, {e.site(stmt)});")
         return
-    word = "load_global_as_float" if stmt.src.tensor.dtype == "any" else "load_global"
+    word = "load_global_evict_first" if stmt.evict_first else "load_global"
+    word = "load_global_as_float" if stmt.src.tensor.dtype == "any" else word
     word += f"_each<{vector}>" if elementwise else f"<{vector}>"
     e.line(f"if ({guard}) {word}({stmt.dst.name}, {register}, first, {at}, {e.site(stmt)});")
     e.line(f"else fill<{vector}>({stmt.dst.name}, {register}, {statement(stmt.fill, None)});")
@@ -251,7 +253,7 @@ def _row(t: VectorisedRows) -> str:
 
 def _element_indices(e: Emitter, stmt: ir.Parallel) -> None:
     """The loop's variables as tile indices, where an expression uses them as numbers."""
-    used = {x.name for store in stmt.body for x in _outside_loads(store.value) if isinstance(x, ir.Var)}
+    used = {x.name for store in stmt.body for x in ir.as_numbers(store.value) if isinstance(x, ir.Var)}
     t = e.tile
     row, v = _row(t), t.column_vector
     column = f"(q / {v} * {t.threads_per_row} + member) * {v} + q % {v}"
@@ -260,14 +262,6 @@ def _element_indices(e: Emitter, stmt: ir.Parallel) -> None:
     for var, form in zip(stmt.vars, forms, strict=True):
         if var.name in used:
             e.line(f"const int {var.name} = {form};")
-
-
-def _outside_loads(expr: ir.Expr):
-    if isinstance(expr, ir.Load):
-        return
-    yield expr
-    for child in expr.args if isinstance(expr, ir.Call) else (expr.value,) if isinstance(expr, ir.Cast) else ():
-        yield from _outside_loads(child)
 
 
 def _serial(e: Emitter, stmt: ir.Serial, in_loop: bool) -> None:

@@ -71,12 +71,12 @@ def looped(config: RowConfig, silu: bool):
         for i in T.Parallel(rows):
             scale[i] = T.rsqrt(scale[i] / cols + eps)
         for k in T.serial(T.ceildiv(cols, columns)):
-            T.copy(x[batch, block * rows, k * columns], x_tile, fill=0.0)
+            T.copy(x[batch, block * rows, k * columns], x_tile, fill=0.0, eviction_policy="evict_first")
             load_weight(weight, k * columns, w_tile, weight_offset)
             for i, j in T.Parallel(rows, columns):
                 normed[i, j] = rounded(x_tile[i, j] * scale[i], config.x, round_before_weight) * w_tile[j]
                 y_tile[i, j] = normed[i, j] * sigmoid(normed[i, j]) if silu else normed[i, j]
-            T.copy(y_tile, y[batch, block * rows, k * columns])
+            T.copy(y_tile, y[batch, block * rows, k * columns], eviction_policy="evict_first")
 
     return program(config, silu, body)
 

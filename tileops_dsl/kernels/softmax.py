@@ -88,10 +88,10 @@ def looped(config: RowConfig):
             for i in T.Parallel(rows):
                 total[i] = 1.0 / total[i]
             for k in T.serial(T.ceildiv(cols, columns)):
-                T.copy(x[batch, block * rows, k * columns], x_tile, fill=-T.infinity())
+                T.copy(x[batch, block * rows, k * columns], x_tile, fill=-T.infinity(), eviction_policy="evict_first")
                 for i, j in T.Parallel(rows, columns):
                     y_tile[i, j] = T.exp2((x_tile[i, j] - peak[i]) * LOG2E) * total[i]
-                T.copy(y_tile, y[batch, block * rows, k * columns])
+                T.copy(y_tile, y[batch, block * rows, k * columns], eviction_policy="evict_first")
 
     return softmax
 

@@ -21,7 +21,7 @@ from tileops_dsl.language.scalar import (
 from tileops_dsl.language.tile import If, Parallel, reduce_max, reduce_sum, serial
 
 __all__ = [
-    "If", "Kernel", "Parallel", "Scalar", "Tensor", "alloc_fragment", "annotate_layout", "annotate_min_blocks_per_sm", "cast", "ceildiv", "copy",
-    "dynamic", "exp2", "fill", "if_then_else", "infinity", "max", "min", "prim_func", "reciprocal", "reduce_max",
-    "reduce_sum", "rsqrt", "serial", "vectorised_rows",
+    "If", "Kernel", "Parallel", "Scalar", "Tensor", "alloc_fragment", "annotate_layout", "annotate_min_blocks_per_sm",
+    "cast", "ceildiv", "copy", "dynamic", "exp2", "fill", "if_then_else", "infinity", "max", "min", "prim_func", "reciprocal",
+    "reduce_max", "reduce_sum", "rsqrt", "serial", "vectorised_rows",
 ]  # fmt: skip

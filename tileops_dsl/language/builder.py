@@ -52,7 +52,9 @@ class Builder:
         return tuple(self.bodies.pop())
 
     def declare(self, name: str) -> str:
-        """Take a name; two things of one kernel never share one."""
+        """Take a name; two things of one kernel never share one, nor one that the generated text uses itself."""
+        if name in RESERVED:
+            raise TileError(f"{name} is a name of the generated text", f"another name, such as {name}_tile", here())
         if name in self.names:
             raise TileError(f"{name} is already the name of what line {self.names[name].line} made", "another name", here())
         self.names[name] = here()
@@ -62,6 +64,10 @@ class Builder:
         self.loops += 1
         return ir.Var(dtype, f"{'ijkmn'[self.loops % 5 - 1]}{self.loops}")
 
+
+RESERVED = frozenset(
+    "p r q c row col columns first head tail edge has_edge slot member thread before fill shared global site".split()
+)
 
 _PLACE = {
     True: ("only assignments to fragment elements can stand in T.Parallel", "this statement before or after the loop"),

@@ -10,7 +10,7 @@ from tileops_dsl.language.scalar import Value, convert, to_expr
 
 
 class TensorArg:
-    """A tensor in global memory. `x[a, b, c]` is the tile whose first element that is; `x.given` tells whether it was passed."""
+    """A tensor in global memory. `x[a, b, c]` is the tile whose first element that is; `x.given`: whether it was passed."""
 
     def __init__(self, tensor: ir.Tensor):
         self.tensor = tensor
@@ -103,13 +103,17 @@ def fill(tile: Fragment, value) -> None:
     builder().emit(ir.Fill(here(), tile.buffer, convert(to_expr(value), tile.dtype)))
 
 
-def copy(src, dst, *, fill=None) -> None:
+def copy(src, dst, *, fill=None, eviction_policy: str = "evict_normal") -> None:
     """Copy a tile between global memory and a fragment; the fragment's shape is the tile's.
 
     The tile covers the tensor's last dimensions. What lies outside the tensor is not written, and reads as `fill`.
+    `eviction_policy` "evict_first" marks data that may leave the caches before other data: for what is used once while
+    something else waits there to be read again. (Where nothing waits, the mark costs bandwidth.)
     A tensor of dtype "any" is converted to the fragment's float32; otherwise the dtypes are equal.
     """
     where = here()
+    if eviction_policy not in ("evict_first", "evict_normal"):
+        raise TileError(f"eviction_policy is {eviction_policy!r}", '"evict_first" or "evict_normal"', where)
     ends = [end.buffer if isinstance(end, Fragment) else end for end in (src, dst)]
     if [type(end) for end in ends] not in ([ir.Region, ir.Buffer], [ir.Buffer, ir.Region]):
         raise TileError("a copy has a tensor's tile on one side and a fragment on the other", "T.copy(x[i, j], tile)", where)
@@ -134,4 +138,4 @@ def copy(src, dst, *, fill=None) -> None:
             where,
         )
     value = convert(to_expr(fill), tile.dtype) if loads else None
-    builder().emit(ir.Copy(where, ends[0], ends[1], value))
+    builder().emit(ir.Copy(where, ends[0], ends[1], value, eviction_policy == "evict_first"))

@@ -48,7 +48,13 @@ def Kernel(*grid, threads: int):
     if threads % 32 or not 32 <= threads <= 1024:
         raise TileError(f"{threads} threads", "a multiple of 32, at most 1024", where)
     blocks = tuple(ir.Var("int64", f"block_{'xyz'[i]}") for i in range(len(grid)))
-    b.kernel = {"min_blocks": 1, "blocks": blocks, "grid": tuple(to_expr(g) for g in grid), "threads": threads, "location": where}
+    b.kernel = {
+        "min_blocks": 1,
+        "blocks": blocks,
+        "grid": tuple(to_expr(g) for g in grid),
+        "threads": threads,
+        "location": where,
+    }
     yield Value(blocks[0]) if len(blocks) == 1 else tuple(map(Value, blocks))
 
 

@@ -116,6 +116,8 @@ def call(op: str, *args) -> Value:
         raise TileError(f"{op} of a condition", "T.if_then_else(condition, a, b)", here())
     if kind == "int" and dtypes & set(ir.FLOATS):
         raise TileError(f"{op} of a float", "an integer, or / for a quotient", here())
+    if op in ("max", "min") and not dtypes & set(ir.FLOATS):
+        raise TileError(f"{op} of integers", "T.if_then_else(a < b, a, b)", here())
     if kind == "float" or dtypes & set(ir.FLOATS):
         dtype = "float32"
     else:

@@ -82,6 +82,8 @@ def layouts(kernel: ir.Kernel, target: Target) -> None:
             _require(_tile(layout) == first, f"a second distribution of rows: {_tile(layout)} and {first}", "one layout", stmt)
         elif isinstance(stmt, ir.Copy):
             _check_copy(stmt, kernel)
+        elif isinstance(stmt, ir.Parallel):
+            _check_columns(stmt, kernel)
     limit = min(target.registers_per_thread, target.registers_per_cta // kernel.threads)
     largest = max((la.registers * ir.DTYPES[b.dtype] / 4 for b, la in kernel.layouts.items()), default=0)
     if largest > limit:
@@ -100,6 +102,15 @@ def _check_copy(stmt: ir.Copy, kernel: ir.Kernel) -> None:
     vector = tile.column_vector if isinstance(layout, PerColumn) else tile.vector
     found = f"{buffer.name} is accessed {vector} elements at a time, {region.tensor.name} promises {promised}"
     _require(promised % vector == 0, found, f"T.Tensor(..., vector={vector}), or a layout of that vector", stmt)
+
+
+def _check_columns(loop: ir.Parallel, kernel: ir.Kernel) -> None:
+    """A shifted tile has columns that no index names, so that an index is no column number."""
+    for store in loop.body:
+        layout = kernel.layouts[store.buffer]
+        column = None if isinstance(layout, PerRow) else loop.vars[-1]
+        used = _tile(layout).shifted and any(e == column for e in ir.as_numbers(store.value))
+        _require(not used, f"{column} is used as a number, but the tile is shifted", "a layout that is not shifted", store)
 
 
 def _check_layout(stmt: ir.Alloc, layout, threads: int) -> None:

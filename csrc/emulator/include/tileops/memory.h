@@ -53,6 +53,11 @@ TILEOPS_WORD void load_global(Fragment<T, N>& f, int k, global_ptr<P> p, int64_t
   for (int i = 0; i < V; ++i) f.data[k + i] = values[i];
 }
 
+template <int V, typename T, int N, typename P>
+TILEOPS_WORD void load_global_evict_first(Fragment<T, N>& f, int k, global_ptr<P> p, int64_t offset, site s) {
+  load_global<V>(f, k, p, offset, s);
+}
+
 template <int V, typename T, int N>
 TILEOPS_WORD void store_global(global_ptr<T> p, int64_t offset, const Fragment<T, N>& f, int k, site s) {
   void* target = detail::access<V, T>(p, offset, k, N, true, s);
@@ -62,6 +67,11 @@ TILEOPS_WORD void store_global(global_ptr<T> p, int64_t offset, const Fragment<T
     values[i] = f.data[k + i];
   }
   memcpy(target, values, sizeof(values));
+}
+
+template <int V, typename T, int N>
+TILEOPS_WORD void store_global_evict_first(global_ptr<T> p, int64_t offset, const Fragment<T, N>& f, int k, site s) {
+  store_global<V>(p, offset, f, k, s);
 }
 
 template <typename T>
