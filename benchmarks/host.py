@@ -10,6 +10,7 @@ import torch
 import tileops
 from benchmarks import results, timing
 from benchmarks.table import aligned
+from tileops._schemas import NAMESPACE
 from tileops.demo import OPERATORS
 
 CALLS = 200  # of one measurement: below the some 1000 launches after which CUDA makes the host wait
@@ -45,7 +46,7 @@ def contestants(op, device):
     weight = None if op == "softmax" else torch.ones(SHAPE[-1], device=device, dtype=torch.bfloat16)
     tensors = [x] if weight is None else [x, weight]
     named = {"x": x} if weight is None else {"x": x, "weight": weight}
-    public, raw, eager = getattr(tileops, op), getattr(torch.ops.tileops, op), OPERATORS[op].eager
+    public, raw, eager = getattr(tileops, op), getattr(getattr(torch.ops, NAMESPACE), op), OPERATORS[op].eager
     return {
         "tileops": HostReplay(lambda: public(*tensors)),
         "raw operator": HostReplay(lambda: raw(*tensors)),

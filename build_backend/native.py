@@ -14,6 +14,7 @@ from .mode import Plan
 ROOT = Path(__file__).resolve().parent.parent
 CSRC = ROOT / "csrc"
 GENERATED = CSRC / "generated"
+LARGEST_LIBRARY = 40_000_000  # bytes; the wheel deflates it further
 
 # No fast-math: a result must not depend on how a kernel was compiled.
 CUDA_FLAGS = tuple("-std=c++17 -O3 --compress-mode=size -cudart static -Xptxas -v -Xcompiler -fPIC,-fvisibility=hidden".split())
@@ -88,4 +89,8 @@ def build(plan: Plan, target: Path) -> None:
     built = objects.compile_all(units(plan, manifest, cuda, cxx, cxx_version), folders, store, cuda.nvcc, cxx)
     checks.require(kernel_problems(plan, manifest, built))
     link.link(cxx, list(built.values()), cuda.cudart, CSRC / "exports.map", work / "link", target)
+    if target.stat().st_size > LARGEST_LIBRARY:
+        size = target.stat().st_size / 1e6
+        target.unlink()
+        raise BuildError(f"{target.name} has {size:.0f} MB; the limit is {LARGEST_LIBRARY / 1e6:.0f}: drop rows of configs/")
     print(f"tileops: {target.name}, mode {plan.mode}, {len(manifest['kernels'])} kernels, {target.stat().st_size / 1e6:.2f} MB")

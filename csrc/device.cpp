@@ -55,7 +55,7 @@ std::string driver_message() {
          std::to_string(CUDART_VERSION / 1000) + ".0 or newer; update the driver";
 }
 
-// These say that the build has no code for the device; anything else is a failure of the moment and is not kept.
+// These say that the build has no code for the device; anything else is a failure of the moment: it is raised, and asked again.
 bool means_no_image(cudaError_t code) {
   return code == cudaErrorInvalidDeviceFunction || code == cudaErrorNoKernelImageForDevice ||
          code == cudaErrorUnsupportedPtxVersion || code == cudaErrorInvalidPtx || code == cudaErrorJitCompilerNotFound ||

@@ -95,6 +95,9 @@ std::string register_all() {
 
 }  // namespace tileops
 
+// Where the operators are registered: what TILEOPS_NAMESPACE was when the library was built.
+TILEOPS_EXPORT const char* tileops_namespace() { return tileops::kNamespace; }
+
 // NULL, or why the operators could not be registered (then none is). Again: the answer of the first time.
 TILEOPS_EXPORT const char* tileops_register() {
   static const std::string message = [] {

@@ -1,5 +1,4 @@
-// rms_norm     (Tensor x, Tensor? weight, float? eps, *, int dim, float weight_offset, bool round_before_weight[, Tensor(a!)
-// out]) rms_norm_silu(Tensor x, Tensor? weight, float? eps, *, int dim, bool round_before_weight[, Tensor(a!) out])
+// rms_norm and rms_norm_silu, which has no weight_offset (schemas: tileops/schemas.json).
 #include "ops.h"
 #include "rms_norm_params.h"
 #include "rms_norm_silu_params.h"

@@ -17,6 +17,9 @@ namespace {
 int item_size(DType type) { return type == DType::f32 ? 4 : 2; }
 
 // A vector of more than 16 bytes is read and written in pieces of 16.
+// Kernels count columns in 32 bits, up to a tile past the end.
+constexpr int64_t kMaxColumns = INT32_MAX - 65536;
+
 bool is_aligned(const void* address, int vector, DType type) {
   const int bytes = vector * item_size(type);
   return reinterpret_cast<uintptr_t>(address) % (bytes < 16 ? bytes : 16) == 0;
@@ -118,6 +121,7 @@ const char* why_not(const RowVariant& variant, const RowCall& call) {
   const RowProblem& p = call.problem;
   if (variant.x != call.x_type || variant.y != call.y_type) return "it is for other dtypes";
   if (variant.max_cols != 0 && p.cols > variant.max_cols) return "it is for shorter rows";
+  if (p.cols > kMaxColumns) return "it counts columns in 32 bits";
   if (variant.lanes_on_rows) return why_not_across(variant.vector, call);
   return variant.vector > 1 ? why_no_vectors(variant.vector, variant.shifted, call) : nullptr;
 }

@@ -138,7 +138,9 @@ void run_row_op_out(const RowOp& op, Args& args, const TensorView& out) {
   if (reason.empty()) {
     RowProblem problem;
     // An `out` with gaps whose rows do not collapse is written through a result of our own.
-    const bool direct = collapse(op, op.x.strides, out, &problem) || collapse(op, out.strides, out, &problem);
+    // Only a dense one lends its strides to the copy of x, which would otherwise have its gaps too.
+    const bool direct = collapse(op, op.x.strides, out, &problem) ||
+                        (is_dense(out.ndim, out.sizes, out.strides) && collapse(op, out.strides, out, &problem));
     const Owned own = direct ? Owned() : allocate_result(op);
     const Plan plan = plan_into(op, device, direct ? out : view_of(own.get()));
     if (plan.variant) {

@@ -53,21 +53,28 @@ def _suspect() -> str:
 @functools.cache
 def load() -> Native:
     """Loads the library and has it register its operators, on the first call."""
-    taken = owned_by_another()
-    if taken:
-        return Native(None, taken, taken)
     refusal = _refusal()
     if refusal:
-        return Native(None, refusal)
+        taken = owned_by_another()
+        return Native(None, taken or refusal, taken)
     try:
         library = ctypes.CDLL(LIBRARY_PATH, mode=ctypes.RTLD_LOCAL)
+        library.tileops_namespace.restype = ctypes.c_char_p
         library.tileops_register.restype = ctypes.c_char_p
         library.tileops_status.restype = ctypes.c_char_p
         library.tileops_set_knob.argtypes = [ctypes.c_char_p, ctypes.c_char_p]
         library.tileops_set_knob.restype = None
-    except (OSError, AttributeError) as error:
+    except AttributeError as error:
+        taken = owned_by_another()
+        return Native(None, taken or f"{LIBRARY_PATH} is of another version of tileops: {error}; build it again", taken)
+    except OSError as error:
         versions = f"built for torch {_FLOOR_TEXT} or newer, does not load under torch {torch.__version__}"
-        return Native(None, f"{LIBRARY_PATH}, {versions}: {error}")
+        taken = owned_by_another()
+        return Native(None, taken or f"{LIBRARY_PATH}, {versions}: {error}", taken)
+    _schemas.NAMESPACE = library.tileops_namespace().decode()
+    taken = owned_by_another()
+    if taken:
+        return Native(None, taken, taken)
     message = library.tileops_register()
     if message:
         reason = f"{LIBRARY_PATH} did not register its operators: {message.decode(errors='replace')}"

@@ -8,7 +8,7 @@ import functools
 import json
 import os
 
-NAMESPACE = "tileops"
+NAMESPACE = "tileops"  # or what the native library was built for: _native.load sets it, before anything is registered
 
 
 @functools.cache

@@ -10,6 +10,7 @@ import os
 import shutil
 import subprocess
 import sys
+import sysconfig
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -223,6 +224,10 @@ def emulate():
     compiler = os.environ.get("CXX", "g++").split()[0]
     if shutil.which(compiler) is None:
         print(f"The CPU emulator needs a C++ compiler and there is no {compiler}; install one or set CXX.")
+        return True
+    headers = sysconfig.get_path("include")
+    if not Path(headers, "Python.h").exists():
+        print(f"The CPU emulator needs {headers}/Python.h, which is missing; install it (Debian: apt install python3-dev).")
         return True
     print("Now one softmax kernel on the CPU emulator, from the text that nvcc compiles:", flush=True)
     root = str(Path(spec.submodule_search_locations[0]).parent)

@@ -1,7 +1,7 @@
 """Every switch of tileops: one field, one environment variable each, read once at import.
 
-    TILEOPS_FORCE            eager | portable | sm_90a | the name of one kernel variant: that path, or an error where it cannot
-    apply TILEOPS_LOG              dispatch: each new dispatch decision is printed once, on standard error
+    TILEOPS_FORCE            eager | portable | sm_90a | the name of one kernel: that path, or an error where it cannot apply
+    TILEOPS_LOG              dispatch: each new dispatch decision is printed once, on standard error
     TILEOPS_REQUIRE_NATIVE   1: a call that no kernel serves is an error, not a fallback to eager PyTorch
     TILEOPS_DISABLE_NATIVE   1: no kernel is used; set before the import, the native library is not even loaded
 

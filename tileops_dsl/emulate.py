@@ -1,6 +1,6 @@
 """Runs generated CUDA text on the CPU: the host compiler compiles it against csrc/emulator, a driver launches it.
 
-    report = launch(entry, "csrc/generated/softmax.cu", {"x": x, "y": y, "outer": 1, "inner": 8, "cols": 100, ...}, seed=3)
+    report = launch(entry, "softmax_sm_90a_bf16.cu", {"x": x, "y": y, "outer": 1, "inner": 8, "cols": 100, ...}, seed=3)
 
 `y` is filled in place. A fault (an access out of bounds, a race, a deadlock ...) raises EmulatorError with its line.
 Arrays are NumPy's; bfloat16 travels as uint16 (to_bf16, from_bf16).
@@ -77,7 +77,10 @@ def build(source, include_dirs=GENERATED):
 def _driver():
     import pybind11  # the development extra: nothing that is installed for users imports this module
 
-    flags = [*DRIVER_FLAGS, *(f"-I{d}" for d in (pybind11.get_include(), sysconfig.get_path("include")))]
+    headers = sysconfig.get_path("include")
+    if not Path(headers, "Python.h").exists():
+        raise RuntimeError(f"the emulator's driver needs {headers}/Python.h; install it (Debian: apt install python3-dev)")
+    flags = [*DRIVER_FLAGS, *(f"-I{d}" for d in (pybind11.get_include(), headers))]
     suffix = sysconfig.get_config_var("EXT_SUFFIX")
     key = [*DRIVER_FLAGS, pybind11.__version__, sys.version, suffix]
     path = _compile(EMULATOR / "driver.cpp", suffix, flags, key, (EMULATOR,))

@@ -13,6 +13,7 @@ table of csrc/variant.h), schemas.h and manifest.json.
 
 import argparse
 import filecmp
+import json
 import subprocess
 import sys
 import tempfile
@@ -58,11 +59,12 @@ def dump(directory: str | None):
 
 
 def write(directory: Path, files: dict[str, str]) -> None:
-    """Files that did not change keep their time, those that are no longer generated go."""
+    """Files that did not change keep their time; of those that an earlier run wrote, what is no longer generated goes."""
     directory.mkdir(parents=True, exist_ok=True)
-    for path in directory.iterdir():
-        if path.name not in files and path.suffix in (".cu", ".h", ".cpp", ".json"):
-            path.unlink()
+    manifest = directory / "manifest.json"
+    earlier = json.loads(manifest.read_text())["sources"] if manifest.exists() else []
+    for name in {n for source in earlier for n in (source["file"], f"{source['op']}_params.h")} - set(files):
+        (directory / name).unlink(missing_ok=True)
     for name, text in files.items():
         path = directory / name
         if not path.exists() or path.read_text() != text:
@@ -76,7 +78,9 @@ def print_diff(arguments: argparse.Namespace) -> int:
     with tempfile.TemporaryDirectory() as scratch:
         tree, old, new = (Path(scratch) / name for name in ("tree", "old", "new"))
         tree.mkdir()
-        archive = subprocess.run(["git", "-C", str(ROOT), "archive", arguments.diff], check=True, capture_output=True)
+        archive = subprocess.run(["git", "-C", str(ROOT), "archive", arguments.diff], capture_output=True)
+        if archive.returncode:
+            sys.exit(f"--diff {arguments.diff}: {archive.stderr.decode().strip()}; name a revision of this repository")
         subprocess.run(["tar", "-x", "-C", str(tree)], check=True, input=archive.stdout)
         for directory, out in ((tree, old), (ROOT, new)):
             subprocess.run([sys.executable, "-m", "tileops_dsl.generate", f"--out={out}", *options], check=True, cwd=directory)

@@ -159,7 +159,7 @@ class Copy(Stmt):
     evict_first: bool
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)  # two equal ones, from one line of the program, are still two
 class Reduce(Stmt):
     op: str
     src: Buffer

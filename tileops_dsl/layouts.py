@@ -138,3 +138,8 @@ class PerColumn:
 
 
 Layout = VectorisedRows | PerRow | PerColumn
+
+
+def tile_of(layout: Layout) -> VectorisedRows:
+    """The distribution of rows that a layout belongs to."""
+    return layout if isinstance(layout, VectorisedRows) else layout.tile

@@ -124,6 +124,7 @@ def fake_library(fake_path) -> ctypes.CDLL:
     library.fake_set.argtypes = [ctypes.c_char_p, ctypes.c_int]
     library.fake_get.argtypes, library.fake_get.restype = [ctypes.c_char_p], ctypes.c_int64
     library.fake_last_kernel.restype = ctypes.c_char_p
+    library.fake_refuses_columns.argtypes, library.fake_refuses_columns.restype = [ctypes.c_int64], ctypes.c_char_p
     assert library.tileops_register() is None
     return library
 

@@ -11,6 +11,7 @@
 
 #include "rms_norm_params.h"
 #include "rms_norm_silu_params.h"
+#include "row_choice.h"
 #include "softmax_params.h"
 #include "torch_shim.h"
 #include "variant.h"
@@ -164,6 +165,13 @@ int64_t fake_get(const char* name) {
 }
 
 const char* fake_last_kernel() { return last.c_str(); }
+
+// Why a kernel for any row length does not serve rows of so many columns.
+const char* fake_refuses_columns(int64_t cols) {
+  tileops::RowCall call = {};
+  call.problem.cols = cols;
+  return tileops::why_not(tileops::RowVariant{}, call);
+}
 
 #pragma GCC visibility pop
 

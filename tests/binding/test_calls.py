@@ -227,6 +227,22 @@ def test_log_says_each_decision_once(fake, capfd):
     ]
 
 
+@pytest.mark.parametrize("cols", [1, 2**31 - 65537, 2**31 - 65536, 2**31, 2**32 + 8])
+def test_columns_beyond_32_bits_are_refused(fake, cols):
+    """2^32 + 8 columns would become 8."""
+    reason = fake.library.fake_refuses_columns(cols)
+    assert (reason is None) == (cols < 2**31 - 65536), reason
+
+
+def test_x_of_many_strides_into_an_out_with_gaps(fake):
+    """Neither collapses with the other: x is copied, and so is the result."""
+    x = randn(2, 3, 4, 6).permute(2, 0, 3, 1)[:, :, ::2]
+    out = torch.full((*x.shape[:-1], 8), torch.nan, dtype=BF16)
+    fake.ops.softmax.out(x, out=out[..., :3])
+    assert_close(out[..., :3], torch.softmax(x.double(), -1), BF16)
+    assert out[..., 3:].isnan().all()
+
+
 def test_eager_serves_what_no_kernel_does_without_gradients(fake):
     x = randn(3, 6, dtype=F16).requires_grad_()
     y = fake.ops.softmax(x, dtype=F32)

@@ -1,5 +1,6 @@
 """The stable ABI: declarations and encodings against torch's headers, symbols against torch 2.10, and what is linked."""
 
+import ctypes
 import json
 import re
 import subprocess
@@ -71,13 +72,15 @@ def test_library_needs_torch_and_no_cuda(real_path):
     assert all(re.fullmatch(allowed, name) for name in needed), needed
 
 
-def test_library_exports_three_functions(real_path):
+def test_library_exports_four_functions(real_path):
     rows = subprocess.run(["nm", "-D", "--defined-only", real_path], capture_output=True, text=True, check=True).stdout.split()
-    assert set(rows[2::3]) == {"tileops_register", "tileops_set_knob", "tileops_status"}
+    assert set(rows[2::3]) == {"tileops_namespace", "tileops_register", "tileops_set_knob", "tileops_status"}
 
 
 def test_registers_without_a_gpu(binding, real_path):
     library = binding.load(real_path)
+    library.tileops_namespace.restype = ctypes.c_char_p
+    assert library.tileops_namespace().decode() == binding.namespace + "_real"
     assert library.tileops_register() is None
     assert library.tileops_register() is None  # again: the same answer
     namespace = getattr(torch.ops, binding.namespace + "_real")

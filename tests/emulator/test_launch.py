@@ -106,3 +106,9 @@ def test_a_buffer_may_be_input_and_output(run_kernel):
     x = np.arange(32, dtype=np.float32)
     report = run_kernel(TEXT, "copy", x, x)
     assert report["buffers"]["x"]["bytes_read"] == report["buffers"]["y"]["bytes_written"] == x.nbytes
+
+
+def test_python_without_headers_is_told_what_to_install(monkeypatch):
+    monkeypatch.setattr(emulate.sysconfig, "get_path", lambda name: "/nowhere")
+    with pytest.raises(RuntimeError, match=r"the emulator's driver needs /nowhere/Python\.h; install it"):
+        emulate._driver.__wrapped__()

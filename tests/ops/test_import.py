@@ -1,5 +1,6 @@
 """Importing: light, silent, without CUDA, and never a failure, whatever is wrong with the native library."""
 import shutil
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -77,7 +78,29 @@ def test_library_without_our_functions(run_python, copy_of_package):
         pytest.skip("this Python has no shared library of its own at hand")
     shutil.copy(_ctypes.__file__, copy_of_package / "tileops" / "_C.so")
     done = run_python("import tileops" + USE, path=copy_of_package)
-    assert "does not load under torch" in done.stdout and "tileops_register" in done.stdout
+    assert "_C.so is of another version of tileops: " in done.stdout and "tileops_namespace" in done.stdout
+
+
+OTHER_NAMESPACE = """
+const char *tileops_namespace(void) { return "host_tileops"; }
+const char *tileops_register(void) { return "it only has a name"; }
+const char *tileops_status(void) { return "{}"; }
+void tileops_set_knob(const char *name, const char *value) { (void)name; (void)value; }
+"""
+
+
+def test_namespace_is_the_librarys(run_python, copy_of_package, tmp_path):
+    """A host that needs a namespace of its own builds the library for it; Python follows."""
+    source = tmp_path / "other.c"
+    source.write_text(OTHER_NAMESPACE)
+    library = copy_of_package / "tileops" / "_C.so"
+    subprocess.run(["cc", "-shared", "-fPIC", "-o", library, source], check=True)
+    program = """
+import torch, tileops
+x = torch.ones(2, 4)
+print(torch.ops.host_tileops.softmax(x).sum().item(), tileops.softmax(x).sum().item(), hasattr(torch.ops.tileops, "softmax"))
+"""
+    assert run_python(program, path=copy_of_package).stdout.split() == ["2.0", "2.0", "False"]
 
 
 def test_disabled(run_python):

@@ -51,7 +51,8 @@ def test_unknown_mode_is_refused():
 
 @pytest.mark.parametrize(("gpus", "seen"), [([], "no GPU"), ([(7, 5)], "7.5")])
 def test_local_without_a_gpu_is_refused(gpus, seen):
-    text = f"TILEOPS_BUILD=local: found {seen}; kernels need compute capability 8.0 or newer. Use TILEOPS_BUILD=none"
+    text = f"TILEOPS_BUILD=local: found {seen}; there are kernels for compute capability 8.x, 9.0, 10.x and from 12.0 on. "
+    text += "Use TILEOPS_BUILD=none"
     with pytest.raises(BuildError, match=text):
         mode.plan({"TILEOPS_BUILD": "local"}, lambda: gpus)
 

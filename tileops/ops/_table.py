@@ -45,7 +45,7 @@ def differentiates(*tensors: Tensor | None) -> bool:
         return True
     if torch.is_grad_enabled():
         for tensor in tensors:
-            if tensor is not None and tensor.requires_grad:
+            if getattr(tensor, "requires_grad", False):  # what is no tensor: the operator's own check names the argument
                 return True
     return False
 
@@ -61,7 +61,8 @@ def original(error: RuntimeError) -> Exception:
     """
     kept = _failed.__dict__.pop("error", None)
     text = str(error)
-    if kept is not None and (str(kept) in text or "its eager form failed" in text):  # else it is left over from another call
+    # one that the text does not speak of is left over from another call
+    if kept is not None and ((str(kept) and str(kept) in text) or "its eager form failed" in text):
         return kept
     without_text = "torch failed while allocating" in text and text.endswith("it printed why on stderr")  # before torch 2.13
     if ("out of memory" in text or without_text) and not isinstance(error, torch.OutOfMemoryError):

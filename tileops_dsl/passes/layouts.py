@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from tileops_dsl import ir
 from tileops_dsl.errors import TileError
-from tileops_dsl.layouts import PerColumn, PerRow, VectorisedRows
+from tileops_dsl.layouts import PerColumn, PerRow, tile_of
 from tileops_dsl.targets import Target
 
 
@@ -47,7 +47,7 @@ def accesses(loop: ir.Parallel):
 def _spread(table: dict, loop: ir.Parallel) -> None:
     """All fragments of an element-wise loop share the tile: [i, j] all of it, [i] a value per row, [j] one per column."""
     used = list(accesses(loop))
-    tile = next((_tile(table[buffer]) for buffer, *_ in used if buffer in table), None)
+    tile = next((tile_of(table[buffer]) for buffer, *_ in used if buffer in table), None)
     if tile is None:
         return
     for buffer, indices, location, stored in used:
@@ -69,10 +69,6 @@ def _spread(table: dict, loop: ir.Parallel) -> None:
                 location,
             )
         _fix(table, buffer, forms[indices], location)
-
-
-def _tile(layout) -> VectorisedRows:
-    return layout if isinstance(layout, VectorisedRows) else layout.tile
 
 
 def _fix(table: dict, buffer: ir.Buffer, layout, location: ir.Location) -> None:

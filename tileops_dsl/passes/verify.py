@@ -5,7 +5,7 @@ import itertools
 
 from tileops_dsl import ir
 from tileops_dsl.errors import TileError
-from tileops_dsl.layouts import PerColumn, PerRow, VectorisedRows
+from tileops_dsl.layouts import PerColumn, PerRow, VectorisedRows, tile_of
 from tileops_dsl.targets import Target
 
 
@@ -78,8 +78,9 @@ def layouts(kernel: ir.Kernel, target: Target) -> None:
             layout = kernel.layouts.get(stmt.buffer)
             _require(layout is not None, f"{stmt.buffer.name} has no layout", "T.annotate_layout", stmt)
             _check_layout(stmt, layout, kernel.threads)
-            first = first or _tile(layout)
-            _require(_tile(layout) == first, f"a second distribution of rows: {_tile(layout)} and {first}", "one layout", stmt)
+            tile = tile_of(layout)
+            first = first or tile
+            _require(tile == first, f"a second distribution of rows: {tile} and {first}", "one layout", stmt)
         elif isinstance(stmt, ir.Copy):
             _check_copy(stmt, kernel)
         elif isinstance(stmt, ir.Parallel):
@@ -90,15 +91,11 @@ def layouts(kernel: ir.Kernel, target: Target) -> None:
         raise TileError(f"a fragment needs {largest:.0f} registers of {limit}", "fewer passes or chunks, or more threads")
 
 
-def _tile(layout) -> VectorisedRows:
-    return layout if isinstance(layout, VectorisedRows) else layout.tile
-
-
 def _check_copy(stmt: ir.Copy, kernel: ir.Kernel) -> None:
     buffer, region = (stmt.src, stmt.dst) if isinstance(stmt.src, ir.Buffer) else (stmt.dst, stmt.src)
     layout, promised = kernel.layouts[buffer], region.tensor.vector
     _require(not isinstance(layout, PerRow), f"{buffer.name} is one per row; a copy moves rows or columns", "a tile", stmt)
-    tile = _tile(layout)
+    tile = tile_of(layout)
     vector = tile.column_vector if isinstance(layout, PerColumn) else tile.vector
     found = f"{buffer.name} is accessed {vector} elements at a time, {region.tensor.name} promises {promised}"
     _require(promised % vector == 0, found, f"T.Tensor(..., vector={vector}), or a layout of that vector", stmt)
@@ -109,14 +106,14 @@ def _check_columns(loop: ir.Parallel, kernel: ir.Kernel) -> None:
     for store in loop.body:
         layout = kernel.layouts[store.buffer]
         column = None if isinstance(layout, PerRow) else loop.vars[-1]
-        used = _tile(layout).shifted and any(e == column for e in ir.as_numbers(store.value))
+        used = tile_of(layout).shifted and any(e == column for e in ir.as_numbers(store.value))
         _require(not used, f"{column} is used as a number, but the tile is shifted", "a layout that is not shifted", store)
 
 
 def _check_layout(stmt: ir.Alloc, layout, threads: int) -> None:
     """By enumeration of the tile's shape: compare with what the layout claims."""
     shape = stmt.buffer.shape
-    tile = _tile(layout)
+    tile = tile_of(layout)
     expected = {VectorisedRows: (tile.rows, tile.cols), PerRow: (tile.rows,), PerColumn: (tile.cols,)}[type(layout)]
     _require(shape == expected, f"{stmt.buffer.name} is {list(shape)} and its layout {list(expected)}", "one shape", stmt)
     _require(tile.threads == threads, f"layout of {tile.threads} threads in a kernel of {threads}", "T.Kernel's threads", stmt)
@@ -134,7 +131,7 @@ def _placement_problem(layout, shape: tuple[int, ...]) -> str | None:
             if register in registers:
                 return f"puts two elements into register {register} of thread {thread}"
             registers.add(register)
-    tile = _tile(layout)
+    tile = tile_of(layout)
     edge = {layout.registers - 1} if tile.shifted and not isinstance(layout, PerRow) else set()
     full, threads = set(range(layout.registers)) - edge, set(range(tile.threads))
     return None if set(seen) == threads and all(r == full for r in seen.values()) else "leaves registers or threads out"
