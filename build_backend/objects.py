@@ -4,6 +4,7 @@ An object's name ends in a hash of its source, of every header that it can inclu
 unchanged source therefore finds its object, whatever the clocks say, the mode was, or the folder is called.
 """
 
+import fcntl
 import hashlib
 import os
 import re
@@ -95,14 +96,15 @@ def find_ninja() -> str:
 
 
 def compile_all(units: list[Unit], folders: list[Path], store: Path, nvcc: Path, cxx: str) -> dict[Path, Path]:
-    """Builds what is missing in `store`; source -> object."""
+    """Builds what is missing in `store`, one process at a time; source -> object."""
     store.mkdir(parents=True, exist_ok=True)
     paths = [(unit, object_path(unit, folders, store)) for unit in units]
-    ninja_file = store / "build.ninja"
-    ninja_file.write_text(ninja_text(paths, nvcc, cxx))
-    try:
-        jobs = str(len(os.sched_getaffinity(0)))  # ninja itself would run two more
-        subprocess.run([find_ninja(), "-j", jobs, "-f", ninja_file.name], cwd=store, check=True)
-    except subprocess.CalledProcessError:
-        raise BuildError("a source failed to compile; ninja printed the compiler's message above") from None
+    with (store / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        (store / "build.ninja").write_text(ninja_text(paths, nvcc, cxx))
+        try:
+            jobs = str(len(os.sched_getaffinity(0)))  # ninja itself would run two more
+            subprocess.run([find_ninja(), "-j", jobs], cwd=store, check=True)
+        except subprocess.CalledProcessError:
+            raise BuildError("a source failed to compile; ninja printed the compiler's message above") from None
     return {unit.source: path for unit, path in paths}

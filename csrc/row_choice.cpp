@@ -164,6 +164,7 @@ void log_decision(const char* op, const char* type, const std::string& shape, co
   static std::set<std::string> seen;
   const std::string line = std::string("tileops: ") + op + " " + type + " " + shape + " -> " + path + " (" + reason + ")\n";
   const std::lock_guard<std::mutex> lock(mutex);
+  if (seen.size() > 4096) seen.clear();  // shapes may change without end: rather say a decision again than grow
   if (seen.insert(line).second) fputs(line.c_str(), stderr);
 }
 

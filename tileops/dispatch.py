@@ -123,6 +123,8 @@ def _reason(x: torch.Tensor, now: knobs.Knobs) -> str:
 
 
 def _once(line: str, say: Callable[[str], None]) -> None:
+    if len(_announced) > 4096:  # shapes may change without end: rather say a decision again than grow
+        _announced.clear()
     if line not in _announced:
         _announced.add(line)
         say(line)
