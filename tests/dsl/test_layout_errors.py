@@ -30,7 +30,7 @@ def test_element_outside_parallel():
             T.fill(tile, 1.0)
 
 
-@rejected("b[j2, i1] is not the loop's own element", "indices from i1, j2, in order: a tile's element stays in its thread")
+@rejected("b[j, i] is not the loop's own element", "indices from i, j, in order: a tile's element stays in its thread")
 def test_wrong_order_of_indices():
     with T.Kernel(1, threads=128):
         a = T.alloc_fragment((128, 128), "float32")
@@ -41,7 +41,7 @@ def test_wrong_order_of_indices():
 
 
 @rejected(
-    "tile[i1, add(j2, 1)] is not the loop's own element", "indices from i1, j2, in order: a tile's element stays in its thread"
+    "tile[i, add(j, 1)] is not the loop's own element", "indices from i, j, in order: a tile's element stays in its thread"
 )
 def test_neighbouring_element():
     with T.Kernel(1, threads=128):
@@ -52,8 +52,8 @@ def test_neighbouring_element():
 
 
 @rejected(
-    "total[i1] is assigned again and again by the loop, in each thread for itself",
-    "a tile assigned at [i1, j2], and T.reduce_sum or T.reduce_max of it",
+    "total[i] is assigned again and again by the loop, in each thread for itself",
+    "a tile assigned at [i, j], and T.reduce_sum or T.reduce_max of it",
 )
 def test_sum_in_a_parallel_loop():
     with T.Kernel(1, threads=128):
@@ -72,7 +72,7 @@ def test_mixed_extents():
             tile[i, j] = 0.0  # here
 
 
-@rejected("j2 is used as a number, but the tile is shifted", "a layout that is not shifted")
+@rejected("j is used as a number, but the tile is shifted", "a layout that is not shifted")
 def test_number_of_a_shifted_column():
     with T.Kernel(1, threads=128):
         tile = T.alloc_fragment((4, 128), "float32")

@@ -51,12 +51,12 @@ kernel centred threads 128 min blocks 1 grid add(floordiv(sub(inner, 1), 2), 1)
   alloc total: fragment float32[2]  // test_passes.py:{LINE + 3}
   annotate tile: rows of 64 threads x 1 x 2, 1 passes, lanes on columns  // test_passes.py:{LINE + 4}
   fill total with 0.0  // test_passes.py:{LINE + 5}
-  serial i1 in add(floordiv(sub(cols, 1), 128), 1)  // test_passes.py:{LINE + 6}
-    copy x[mul(block_x, 2), mul(i1, 128)] -> tile fill float16(0.0)  // test_passes.py:{LINE + 7}
+  serial k in add(floordiv(sub(cols, 1), 128), 1)  // test_passes.py:{LINE + 6}
+    copy x[mul(block_x, 2), mul(k, 128)] -> tile fill float16(0.0)  // test_passes.py:{LINE + 7}
     reduce sum tile -> total (accumulate)  // test_passes.py:{LINE + 8}
   reduce max tile -> peak  // test_passes.py:{LINE + 9}
-  parallel j2, k3 in 2, 128  // test_passes.py:{LINE + 10}
-    tile[j2, k3] = float16(sub(float32(tile[j2, k3]), div(total[j2], float32(cols))))  // test_passes.py:{LINE + 11}
+  parallel i, j in 2, 128  // test_passes.py:{LINE + 10}
+    tile[i, j] = float16(sub(float32(tile[i, j]), div(total[i], float32(cols))))  // test_passes.py:{LINE + 11}
   if lt(0, n)  // test_passes.py:{LINE + 12}
     copy tile -> y[mul(block_x, 2), 0]  // test_passes.py:{LINE + 13}
 """
@@ -151,14 +151,14 @@ def first_element(kernel):
 CORRUPTED = {
     "no allocation": (lambda k: without(k, "total"), "total is not allocated here"),
     "no allocation of what is only read": (
-        lambda k: with_value(k, ir.Load("float32", ir.Buffer("other", "fragment", (2,), "float32"), (ir.Var("int32", "j2"),))),
+        lambda k: with_value(k, ir.Load("float32", ir.Buffer("other", "fragment", (2,), "float32"), (ir.Var("int32", "i"),))),
         "other is not allocated here",
     ),
     "two allocations": (lambda k: replace(k, body=(k.body[0], *k.body)), "tile is allocated twice"),
-    "a variable of another loop": (lambda k: with_value(k, ir.Var("int32", "i1")), "i1 is used outside its loop"),
+    "a variable of another loop": (lambda k: with_value(k, ir.Var("int32", "k")), "k is used outside its loop"),
     "a loop variable in its own extent": (
-        lambda k: with_statement(k, ir.Serial, extent=ir.Var("int32", "i1")),
-        "i1 is used outside its loop",
+        lambda k: with_statement(k, ir.Serial, extent=ir.Var("int32", "k")),
+        "k is used outside its loop",
     ),
     "an element as a scalar": (lambda k: with_statement(k, ir.Fill, value=first_element(k)), r"tile\[0, 0\] is read outside"),
     "an operand is missing": (
@@ -274,3 +274,27 @@ def test_what_holds_after_a_pass_holds_after_the_next():
     for (_, _, before), (_, _, after) in zip(passes.PIPELINE, passes.PIPELINE[1:], strict=False):
         assert set(before) <= set(after)
     assert set(passes.PIPELINE[-1][2]) == set(verify.CHECKS)
+
+
+# ---- names
+
+
+def test_loops_keep_the_authors_names():
+    """A name that a fragment, the text or an earlier loop has gets a number."""
+
+    @T.prim_func
+    def program(x: H):
+        with T.Kernel(1, threads=128):
+            i = T.alloc_fragment((2, 128), "float16")
+            T.annotate_layout({i: T.vectorised_rows((2, 128), threads=128, threads_per_row=64, vector=2)})
+            T.fill(i, 0.0)
+            for block in T.serial(2):
+                T.copy(x[0, block * 128], i, fill=0.0)
+            for block in T.serial(3):
+                T.copy(x[0, block * 128], i, fill=0.0)
+            for row, lane in T.Parallel(2, 128):
+                i[row, lane] = i[row, lane] * 2.0
+
+    loops = [stmt for stmt in ir.walk(program.body) if isinstance(stmt, ir.Serial | ir.Parallel)]
+    names = [var.name for loop in loops for var in ([loop.var] if isinstance(loop, ir.Serial) else loop.vars)]
+    assert names == ["block", "block_2", "row_2", "lane"]

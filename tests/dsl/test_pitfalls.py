@@ -24,7 +24,7 @@ def tiles():
 # ---- Python's control flow
 
 
-@rejected(f"lt(0.0, tile[i1, j2]) is {NOW}", INSTEAD_OF_NOW)
+@rejected(f"lt(0.0, tile[i, j]) is {NOW}", INSTEAD_OF_NOW)
 def test_python_if():
     with T.Kernel(1, threads=128):
         tile = T.alloc_fragment((4, 128), "float32")
@@ -33,7 +33,7 @@ def test_python_if():
                 tile[i, j] = 1.0
 
 
-@rejected(f"lt(0.0, tile[i1, j2]) is {NOW}", INSTEAD_OF_NOW)
+@rejected(f"lt(0.0, tile[i, j]) is {NOW}", INSTEAD_OF_NOW)
 def test_python_and():
     with T.Kernel(1, threads=128):
         tile = T.alloc_fragment((4, 128), "float32")
@@ -140,7 +140,7 @@ def test_a_name_of_an_earlier_loop(x: X):
             T.copy(tile, x[0, column])
 
 
-@rejected("i1 is used outside its loop", "the loop's values inside the loop")
+@rejected("k is used outside its loop", "the loop's values inside the loop")
 def test_loop_variable_after_its_loop(x: X):
     with T.Kernel(1, threads=128):
         tile = T.alloc_fragment((4, 128), "float32")

@@ -37,13 +37,13 @@ TILEOPS_KERNEL(softmax_sm_90a_f32_f32_v4_t256_r256x3x1_shifted_loop, softmax_par
 
   // softmax.py:76: for k in T.serial(T.ceildiv(cols, columns)):
   TILEOPS_NO_UNROLL
-  for (int i1 = 0; i1 < ((cols - 1) / 3072) + 1; ++i1) {
+  for (int k = 0; k < ((cols - 1) / 3072) + 1; ++k) {
 
     // softmax.py:77: T.copy(x[batch, block * rows, k * columns], x_tile, fill=-T.infinity())
     TILEOPS_UNROLL
     for (int r = 0; r < 1; ++r) {
       const int64_t row = block_x * 1 + r * 1 + slot;
-      const int col = i1 * 3072 + head + member * 4;
+      const int col = k * 3072 + head + member * 4;
       const int columns = row < inner ? tail : 0;
       const auto first = global<float>(p.x) + (block_y * p.x_stride[0] + row * p.x_stride[1] + col);
       TILEOPS_UNROLL
@@ -51,7 +51,7 @@ TILEOPS_KERNEL(softmax_sm_90a_f32_f32_v4_t256_r256x3x1_shifted_loop, softmax_par
         if (c * 1024 < columns - col) load_global<4>(x_tile, r * 13 + c * 4, first, c * 1024, site(1));
         else fill<4>(x_tile, r * 13 + c * 4, -infinity());
       }
-      if (row < inner && has_edge && i1 * 3072 == 0) load_global<1>(x_tile, r * 13 + 12, first, edge - col, site(2));
+      if (row < inner && has_edge && k * 3072 == 0) load_global<1>(x_tile, r * 13 + 12, first, edge - col, site(2));
       else fill<1>(x_tile, r * 13 + 12, -infinity());
     }
 
@@ -104,13 +104,13 @@ TILEOPS_KERNEL(softmax_sm_90a_f32_f32_v4_t256_r256x3x1_shifted_loop, softmax_par
 
   // softmax.py:90: for k in T.serial(T.ceildiv(cols, columns)):
   TILEOPS_NO_UNROLL
-  for (int j7 = 0; j7 < ((cols - 1) / 3072) + 1; ++j7) {
+  for (int k_2 = 0; k_2 < ((cols - 1) / 3072) + 1; ++k_2) {
 
     // softmax.py:91: T.copy(x[batch, block * rows, k * columns], x_tile, fill=-T.infinity(), eviction_policy="evict_first")
     TILEOPS_UNROLL
     for (int r = 0; r < 1; ++r) {
       const int64_t row = block_x * 1 + r * 1 + slot;
-      const int col = j7 * 3072 + head + member * 4;
+      const int col = k_2 * 3072 + head + member * 4;
       const int columns = row < inner ? tail : 0;
       const auto first = global<float>(p.x) + (block_y * p.x_stride[0] + row * p.x_stride[1] + col);
       TILEOPS_UNROLL
@@ -118,7 +118,7 @@ TILEOPS_KERNEL(softmax_sm_90a_f32_f32_v4_t256_r256x3x1_shifted_loop, softmax_par
         if (c * 1024 < columns - col) load_global_evict_first<4>(x_tile, r * 13 + c * 4, first, c * 1024, site(7));
         else fill<4>(x_tile, r * 13 + c * 4, -infinity());
       }
-      if (row < inner && has_edge && j7 * 3072 == 0) load_global_evict_first<1>(x_tile, r * 13 + 12, first, edge - col, site(8));
+      if (row < inner && has_edge && k_2 * 3072 == 0) load_global_evict_first<1>(x_tile, r * 13 + 12, first, edge - col, site(8));
       else fill<1>(x_tile, r * 13 + 12, -infinity());
     }
 
@@ -135,14 +135,14 @@ TILEOPS_KERNEL(softmax_sm_90a_f32_f32_v4_t256_r256x3x1_shifted_loop, softmax_par
     TILEOPS_UNROLL
     for (int r = 0; r < 1; ++r) {
       const int64_t row = block_x * 1 + r * 1 + slot;
-      const int col = j7 * 3072 + head + member * 4;
+      const int col = k_2 * 3072 + head + member * 4;
       const int columns = row < inner ? tail : 0;
       const auto first = global<float>(p.y) + (block_y * p.y_stride[0] + row * p.y_stride[1] + col);
       TILEOPS_UNROLL
       for (int c = 0; c < 3; ++c) {
         if (c * 1024 < columns - col) store_global_evict_first<4>(first, c * 1024, y_tile, r * 13 + c * 4, site(9));
       }
-      if (row < inner && has_edge && j7 * 3072 == 0) store_global_evict_first<1>(first, edge - col, y_tile, r * 13 + 12, site(10));
+      if (row < inner && has_edge && k_2 * 3072 == 0) store_global_evict_first<1>(first, edge - col, y_tile, r * 13 + 12, site(10));
     }
   }
 }

@@ -3,6 +3,7 @@
 import contextlib
 import linecache
 import os
+import re
 import sys
 
 from tileops_dsl import ir
@@ -35,7 +36,7 @@ class Builder:
     def __init__(self):
         self.bodies: list[list[ir.Stmt]] = [[]]
         self.names: dict[str, ir.Location] = {}
-        self.loops = 0
+        self.loops: set[str] = set()
         self.kernel: dict | None = None
 
     def emit(self, stmt: ir.Stmt) -> None:
@@ -60,9 +61,19 @@ class Builder:
         self.names[name] = here()
         return name
 
-    def loop_var(self, dtype: str) -> ir.Var:
-        self.loops += 1
-        return ir.Var(dtype, f"{'ijkmn'[self.loops % 5 - 1]}{self.loops}")
+    def loop_vars(self, dtype: str, where: ir.Location, count: int) -> tuple[ir.Var, ...]:
+        """The author's names, as the line of the loop has them; a name that is taken gets a number."""
+        written = re.match(r"for \(?([\w, ]+?)\)? in ", where.text)
+        names = [name.strip() for name in written[1].split(",")] if written else []
+        return tuple(self._loop_var(dtype, name) for name in (names if len(names) == count else "ijkmn"[:count]))
+
+    def _loop_var(self, dtype: str, name: str) -> ir.Var:
+        unique, number = name, 1
+        while unique in self.loops or unique in self.names or unique in RESERVED:
+            number += 1
+            unique = f"{name}_{number}"
+        self.loops.add(unique)
+        return ir.Var(dtype, unique)
 
 
 RESERVED = frozenset(

@@ -18,7 +18,7 @@ def Parallel(*extents: int):
     if b.in_parallel:
         raise TileError("T.Parallel inside T.Parallel", "one loop with all extents: for i, j in T.Parallel(m, n)", where)
     extents = tuple(map(operator.index, extents))
-    names = tuple(b.loop_var("int32") for _ in extents)
+    names = b.loop_vars("int32", where, len(extents))
     b.open()
     b.in_parallel = True
     yield Value(names[0]) if len(names) == 1 else tuple(map(Value, names))
@@ -31,7 +31,7 @@ def serial(extent):
     """for k in T.serial(n): the body n times in order; n may be known only at run time."""
     b, where = builder(), here()
     reject_rebinding()
-    var = b.loop_var("int32")
+    (var,) = b.loop_vars("int32", where, 1)
     b.open()
     yield Value(var)
     body = b.close()
