@@ -8,7 +8,8 @@ import json
 import sys
 from pathlib import Path
 
-CONFIGS = Path(__file__).resolve().parent.parent / "configs"
+from tileops_dsl.configs import CONFIGS, RowConfig
+
 BYTES = {"bfloat16": 2, "float16": 2, "float32": 4}
 
 # (threads, threads_per_row, chunks, passes); a row's capacity is threads_per_row * chunks vectors of 16 bytes.
@@ -94,8 +95,6 @@ def _min_blocks(dtypes: dict, elements: int, threads: int) -> dict:
 
 
 def _measured(op: str, row: dict, results: list[dict]) -> dict:
-    from tileops_dsl.configs import RowConfig
-
     name = RowConfig(op=op, **row).name
     runs = [r for r in results if r["op"] == op and r["variant"] == name]
     if not runs:

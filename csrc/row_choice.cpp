@@ -16,13 +16,18 @@ namespace {
 
 int item_size(DType type) { return type == DType::f32 ? 4 : 2; }
 
-// A vector of more than 16 bytes is read and written in pieces of 16.
 // Kernels count columns in 32 bits, up to a tile past the end.
 constexpr int64_t kMaxColumns = INT32_MAX - 65536;
 
+// A vector of more than 16 bytes is read and written in pieces of 16.
 bool is_aligned(const void* address, int vector, DType type) {
   const int bytes = vector * item_size(type);
   return reinterpret_cast<uintptr_t>(address) % (bytes < 16 ? bytes : 16) == 0;
+}
+
+const char* why_unaligned(int vector, const RowCall& call) {
+  const bool aligned = is_aligned(call.x, vector, call.x_type) && is_aligned(call.y, vector, call.y_type);
+  return aligned ? nullptr : "it needs x and y aligned to its vector";
 }
 
 // Rows of x and y start at the same place of a vector, wherever that is.
@@ -44,9 +49,7 @@ const char* why_no_vectors(int vector, bool shifted, const RowCall& call) {
   if ((p.x_stride[0] | p.x_stride[1] | p.y_stride[0] | p.y_stride[1]) % vector != 0) {
     return "it needs rows that start at multiples of its vector";
   }
-  if (!is_aligned(call.x, vector, call.x_type) || !is_aligned(call.y, vector, call.y_type)) {
-    return "it needs x and y aligned to its vector";
-  }
+  if (const char* reason = why_unaligned(vector, call)) return reason;
   if (call.weight && (call.weight_stride != 1 || reinterpret_cast<uintptr_t>(call.weight) % 16 != 0)) {
     return "it needs a weight without gaps and aligned to 16 bytes";
   }
@@ -61,10 +64,7 @@ const char* why_not_across(int vector, const RowCall& call) {
   if (p.inner % vector != 0 || (p.x_stride[0] | p.x_stride[2] | p.y_stride[0] | p.y_stride[2]) % vector != 0) {
     return "it needs a number of rows, and columns that start, at multiples of its vector";
   }
-  if (!is_aligned(call.x, vector, call.x_type) || !is_aligned(call.y, vector, call.y_type)) {
-    return "it needs x and y aligned to its vector";
-  }
-  return nullptr;
+  return why_unaligned(vector, call);
 }
 
 std::string types_text(const RowCall& call) {

@@ -53,10 +53,25 @@ def _suspect() -> str:
 @functools.cache
 def load() -> Native:
     """Loads the library and has it register its operators, on the first call."""
+    library, reason = _open()
+    if library:
+        _schemas.NAMESPACE = library.tileops_namespace().decode()
+    taken = owned_by_another()
+    if taken or library is None:
+        return Native(None, taken or reason, taken)
+    message = library.tileops_register()
+    if message:
+        reason = f"{LIBRARY_PATH} did not register its operators: {message.decode(errors='replace')}"
+        return Native(None, reason, owned_by_another())
+    knobs.on_change(lambda now: _push(library, now))
+    return Native(library, "")
+
+
+def _open() -> tuple[ctypes.CDLL | None, str]:
+    """The library, with nothing registered yet, or the reason for None."""
     refusal = _refusal()
     if refusal:
-        taken = owned_by_another()
-        return Native(None, taken or refusal, taken)
+        return None, refusal
     try:
         library = ctypes.CDLL(LIBRARY_PATH, mode=ctypes.RTLD_LOCAL)
         library.tileops_namespace.restype = ctypes.c_char_p
@@ -65,22 +80,11 @@ def load() -> Native:
         library.tileops_set_knob.argtypes = [ctypes.c_char_p, ctypes.c_char_p]
         library.tileops_set_knob.restype = None
     except AttributeError as error:
-        taken = owned_by_another()
-        return Native(None, taken or f"{LIBRARY_PATH} is of another version of tileops: {error}; build it again", taken)
+        return None, f"{LIBRARY_PATH} is of another version of tileops: {error}; build it again"
     except OSError as error:
         versions = f"built for torch {_FLOOR_TEXT} or newer, does not load under torch {torch.__version__}"
-        taken = owned_by_another()
-        return Native(None, taken or f"{LIBRARY_PATH}, {versions}: {error}", taken)
-    _schemas.NAMESPACE = library.tileops_namespace().decode()
-    taken = owned_by_another()
-    if taken:
-        return Native(None, taken, taken)
-    message = library.tileops_register()
-    if message:
-        reason = f"{LIBRARY_PATH} did not register its operators: {message.decode(errors='replace')}"
-        return Native(None, reason, owned_by_another())
-    knobs.on_change(lambda now: _push(library, now))
-    return Native(library, "")
+        return None, f"{LIBRARY_PATH}, {versions}: {error}"
+    return library, ""
 
 
 def _refusal() -> str:

@@ -126,6 +126,13 @@ def test_unknown_eviction_policy(x: X):
         T.copy(x[0, 0], tile, fill=0.0, eviction_policy="evict_last")  # here
 
 
+@rejected('w is of dtype "any"; its copy has no eviction_policy', "the copy without it")
+def test_eviction_policy_of_a_tensor_of_any_dtype(w: W):
+    with T.Kernel(1, threads=128):
+        tile = T.alloc_fragment((128,), "float32")
+        T.copy(w[0], tile, fill=0.0, eviction_policy="evict_first")  # here
+
+
 @rejected("a copy has a tensor's tile on one side and a fragment on the other", "T.copy(x[i, j], tile)")
 def test_copy_between_fragments():
     with T.Kernel(1, threads=128):

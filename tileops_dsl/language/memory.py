@@ -131,6 +131,9 @@ def copy(src, dst, *, fill=None, eviction_policy: str = "evict_normal") -> None:
             "a fragment of the tensor's last dimensions",
             where,
         )
+    if region.tensor.dtype == "any" and eviction_policy != "evict_normal":
+        problem = f'{region.tensor.name} is of dtype "any"; its copy has no eviction_policy'
+        raise TileError(problem, "the copy without it", where)
     if loads == (fill is None):
         raise TileError(
             "a copy from global memory says what lies outside the tensor" if loads else "a store fills nothing",

@@ -27,6 +27,15 @@ template <> struct Word<2> { using type = unsigned short; };
 template <> struct Word<4> { using type = unsigned int; };
 template <> struct Word<8> { using type = uint2; };
 template <> struct Word<16> { using type = uint4; };
+
+// How V elements of type T are moved: in words of at most 16 bytes, `step` elements each.
+template <typename T, int V>
+struct Access {
+  static constexpr int bytes = V * sizeof(T) < 16 ? V * sizeof(T) : 16, step = bytes / static_cast<int>(sizeof(T));
+  using W = typename Word<bytes>::type;
+  static TILEOPS_WORD W& at(T* p) { return *reinterpret_cast<W*>(p); }
+  static TILEOPS_WORD const W& at(const T* p) { return *reinterpret_cast<const W*>(p); }
+};
 }  // namespace detail
 
 // V consecutive elements into registers k..k+V-1, in accesses of at most 16 bytes; the address is aligned to the access and
@@ -34,39 +43,31 @@ template <> struct Word<16> { using type = uint4; };
 // L1::no_allocate cost 3 to 8 per cent. `evict_first` is for data that must not displace what will be read again.
 template <int V, typename T, int N>
 TILEOPS_WORD void load_global(Fragment<T, N>& f, int k, global_ptr<const T> p, int64_t offset, site) {
-  constexpr int bytes = V * sizeof(T) < 16 ? V * sizeof(T) : 16;
-  using W = typename detail::Word<bytes>::type;
+  using A = detail::Access<T, V>;
   TILEOPS_UNROLL
-  for (int i = 0; i < V; i += bytes / static_cast<int>(sizeof(T)))
-    *reinterpret_cast<W*>(&f.data[k + i]) = __ldg(reinterpret_cast<const W*>(p + offset + i));
+  for (int i = 0; i < V; i += A::step) A::at(&f.data[k + i]) = __ldg(&A::at(p + offset + i));
 }
 
 template <int V, typename T, int N>
 TILEOPS_WORD void load_global_evict_first(Fragment<T, N>& f, int k, global_ptr<const T> p, int64_t offset, site) {
-  constexpr int bytes = V * sizeof(T) < 16 ? V * sizeof(T) : 16;
-  using W = typename detail::Word<bytes>::type;
+  using A = detail::Access<T, V>;
   TILEOPS_UNROLL
-  for (int i = 0; i < V; i += bytes / static_cast<int>(sizeof(T)))
-    *reinterpret_cast<W*>(&f.data[k + i]) = __ldcs(reinterpret_cast<const W*>(p + offset + i));
+  for (int i = 0; i < V; i += A::step) A::at(&f.data[k + i]) = __ldcs(&A::at(p + offset + i));
 }
 
 // V consecutive elements from registers k..k+V-1.
 template <int V, typename T, int N>
 TILEOPS_WORD void store_global(global_ptr<T> p, int64_t offset, const Fragment<T, N>& f, int k, site) {
-  constexpr int bytes = V * sizeof(T) < 16 ? V * sizeof(T) : 16;
-  using W = typename detail::Word<bytes>::type;
+  using A = detail::Access<T, V>;
   TILEOPS_UNROLL
-  for (int i = 0; i < V; i += bytes / static_cast<int>(sizeof(T)))
-    *reinterpret_cast<W*>(p + offset + i) = *reinterpret_cast<const W*>(&f.data[k + i]);
+  for (int i = 0; i < V; i += A::step) A::at(p + offset + i) = A::at(&f.data[k + i]);
 }
 
 template <int V, typename T, int N>
 TILEOPS_WORD void store_global_evict_first(global_ptr<T> p, int64_t offset, const Fragment<T, N>& f, int k, site) {
-  constexpr int bytes = V * sizeof(T) < 16 ? V * sizeof(T) : 16;
-  using W = typename detail::Word<bytes>::type;
+  using A = detail::Access<T, V>;
   TILEOPS_UNROLL
-  for (int i = 0; i < V; i += bytes / static_cast<int>(sizeof(T)))
-    __stcs(reinterpret_cast<W*>(p + offset + i), *reinterpret_cast<const W*>(&f.data[k + i]));
+  for (int i = 0; i < V; i += A::step) __stcs(&A::at(p + offset + i), A::at(&f.data[k + i]));
 }
 
 template <typename T> TILEOPS_WORD T load_shared(shared_ptr<T> p, int offset, site) { return p[offset]; }
