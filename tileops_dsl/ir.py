@@ -7,7 +7,7 @@
     Stmt      = Alloc(buffer)
               | Annotate(buffer, layout)
               | Fill(buffer, value)
-              | Copy(Region, buffer, fill) | Copy(buffer, Region)     global -> fragment, fragment -> global
+              | Copy(Region, buffer, fill, absent) | Copy(buffer, Region)     global -> fragment, fragment -> global
               | Reduce(op, src, dst, clear)                           over the last dimension of a fragment
               | Parallel(vars, extents, Store*)                       element-wise over fragments
               | Store(buffer, indices, value)                         inside Parallel
@@ -156,6 +156,7 @@ class Copy(Stmt):
     src: Region | Buffer
     dst: Region | Buffer
     fill: Expr | None
+    absent: Expr | None  # the value of an optional tensor that was not passed
     evict_first: bool
 
 
@@ -275,9 +276,10 @@ def _line(stmt: Stmt) -> str:
             return f"annotate {b.name}: {layout}"
         case Fill(buffer=b, value=v):
             return f"fill {b.name} with {v}"
-        case Copy(src=src, dst=dst, fill=fill):
+        case Copy(src=src, dst=dst, fill=fill, absent=absent):
             ends = [end.name if isinstance(end, Buffer) else str(end) for end in (src, dst)]
-            return f"copy {ends[0]} -> {ends[1]}" + (f" fill {fill}" if fill else "")
+            values = (f" fill {fill}" if fill else "") + (f" absent {absent}" if absent else "")
+            return f"copy {ends[0]} -> {ends[1]}{values}"
         case Reduce(op=op, src=src, dst=dst, clear=clear):
             return f"reduce {op} {src.name} -> {dst.name}" + ("" if clear else " (accumulate)")
         case Store(buffer=b, indices=indices, value=v):

@@ -133,6 +133,22 @@ def test_eviction_policy_of_a_tensor_of_any_dtype(w: W):
         T.copy(w[0], tile, fill=0.0, eviction_policy="evict_first")  # here
 
 
+@rejected(
+    "w is optional; its copy says what is read where it was not passed", "T.copy(x[i], tile, fill=0.0, absent=1.0)"
+)
+def test_copy_of_an_optional_tensor_without_absent(w: W):
+    with T.Kernel(1, threads=128):
+        tile = T.alloc_fragment((128,), "float32")
+        T.copy(w[0], tile, fill=0.0)  # here
+
+
+@rejected("x is always given", "the copy without absent")
+def test_absent_of_a_tensor_that_is_not_optional(x: X):
+    with T.Kernel(1, threads=128):
+        tile = T.alloc_fragment((4, 128), "float32")
+        T.copy(x[0, 0], tile, fill=0.0, absent=1.0)  # here
+
+
 @rejected("a copy has a tensor's tile on one side and a fragment on the other", "T.copy(x[i, j], tile)")
 def test_copy_between_fragments():
     with T.Kernel(1, threads=128):

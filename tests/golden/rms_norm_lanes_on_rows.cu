@@ -65,68 +65,84 @@ TILEOPS_KERNEL(rms_norm_sm_90a_f16_f16_v1_t256_r8x10x1_rows, rms_norm_params, 25
     scale[r] = rsqrt(divide(scale[r], static_cast<float>(cols)) + eps);
   }
 
-  // rms_norm.py:116: T.fill(w_tile, 1.0)
-  fill<10>(w_tile, 0, 1.0f);
+  // rms_norm.py:42: with T.If(round_before_weight != 0):
+  if (round_before_weight != 0) {
 
-  // rms_norm.py:117: with T.If(weight.given):
+    // rms_norm.py:133: for i, j in T.Parallel(*x_tile.shape):
+    TILEOPS_UNROLL
+    for (int r = 0; r < 1; ++r) {
+      TILEOPS_UNROLL
+      for (int q = 0; q < 10; ++q) {
+        x_tile[q * 1 + r] = from_float<f16>(to_float(x_tile, q * 1 + r) * scale[r]);
+      }
+    }
+
+    // rms_norm.py:44: T.fill(scale, 1.0)
+    fill<1>(scale, 0, 1.0f);
+  }
+
+  // rms_norm.py:123: T.copy(weight[column], w_tile, fill=0.0, absent=1.0)
+  if (weight_dtype == kBf16) {
+    {
+      const int col = member * 1;
+      const int columns = cols;
+      const auto first = global<bf16>(p.weight) + (col * p.weight_stride[0]);
+      TILEOPS_UNROLL
+      for (int c = 0; c < 10; ++c) {
+        if (c * 8 < columns - col) load_global_as_float<1>(w_tile, c * 1, first, c * 8 * p.weight_stride[0], site(3));
+        else fill<1>(w_tile, c * 1, 0.0f);
+      }
+    }
+  }
+  else if (weight_dtype == kF16) {
+    {
+      const int col = member * 1;
+      const int columns = cols;
+      const auto first = global<f16>(p.weight) + (col * p.weight_stride[0]);
+      TILEOPS_UNROLL
+      for (int c = 0; c < 10; ++c) {
+        if (c * 8 < columns - col) load_global_as_float<1>(w_tile, c * 1, first, c * 8 * p.weight_stride[0], site(4));
+        else fill<1>(w_tile, c * 1, 0.0f);
+      }
+    }
+  }
+  else if (weight_dtype == kF32) {
+    {
+      const int col = member * 1;
+      const int columns = cols;
+      const auto first = global<float>(p.weight) + (col * p.weight_stride[0]);
+      TILEOPS_UNROLL
+      for (int c = 0; c < 10; ++c) {
+        if (c * 8 < columns - col) load_global_as_float<1>(w_tile, c * 1, first, c * 8 * p.weight_stride[0], site(5));
+        else fill<1>(w_tile, c * 1, 0.0f);
+      }
+    }
+  }
+  else {
+    fill<10>(w_tile, 0, 1.0f);
+  }
+
+  // rms_norm.py:125: with T.If(weight.given):
   if (weight_dtype != 0) {
 
-    // rms_norm.py:118: T.copy(weight[column], w_tile, fill=0.0)
-    if (weight_dtype == kBf16) {
-      {
-        const int col = member * 1;
-        const int columns = cols;
-        const auto first = global<bf16>(p.weight) + (col * p.weight_stride[0]);
-        TILEOPS_UNROLL
-        for (int c = 0; c < 10; ++c) {
-          if (c * 8 < columns - col) load_global_as_float<1>(w_tile, c * 1, first, c * 8 * p.weight_stride[0], site(3));
-          else fill<1>(w_tile, c * 1, 0.0f);
-        }
-      }
-    }
-    if (weight_dtype == kF16) {
-      {
-        const int col = member * 1;
-        const int columns = cols;
-        const auto first = global<f16>(p.weight) + (col * p.weight_stride[0]);
-        TILEOPS_UNROLL
-        for (int c = 0; c < 10; ++c) {
-          if (c * 8 < columns - col) load_global_as_float<1>(w_tile, c * 1, first, c * 8 * p.weight_stride[0], site(4));
-          else fill<1>(w_tile, c * 1, 0.0f);
-        }
-      }
-    }
-    if (weight_dtype == kF32) {
-      {
-        const int col = member * 1;
-        const int columns = cols;
-        const auto first = global<float>(p.weight) + (col * p.weight_stride[0]);
-        TILEOPS_UNROLL
-        for (int c = 0; c < 10; ++c) {
-          if (c * 8 < columns - col) load_global_as_float<1>(w_tile, c * 1, first, c * 8 * p.weight_stride[0], site(5));
-          else fill<1>(w_tile, c * 1, 0.0f);
-        }
-      }
-    }
-
-    // rms_norm.py:120: for j in T.Parallel(*w_tile.shape):
+    // rms_norm.py:126: for j in T.Parallel(*w_tile.shape):
     TILEOPS_UNROLL
     for (int q = 0; q < 10; ++q) {
       w_tile[q] = w_tile[q] + weight_offset;
     }
   }
 
-  // rms_norm.py:43: for i, j in T.Parallel(rows, columns):
+  // rms_norm.py:46: for i, j in T.Parallel(rows, columns):
   TILEOPS_UNROLL
   for (int r = 0; r < 1; ++r) {
     TILEOPS_UNROLL
     for (int q = 0; q < 10; ++q) {
-      normed[q * 1 + r] = (round_before_weight != 0 ? to_float(from_float<f16>(to_float(x_tile, q * 1 + r) * scale[r])) : (to_float(x_tile, q * 1 + r) * scale[r])) * w_tile[q];
+      normed[q * 1 + r] = (to_float(x_tile, q * 1 + r) * scale[r]) * w_tile[q];
       y_tile[q * 1 + r] = from_float<f16>(normed[q * 1 + r]);
     }
   }
 
-  // rms_norm.py:46: T.copy(y_tile, y[batch, block * rows, 0])
+  // rms_norm.py:49: T.copy(y_tile, y[batch, block * rows, 0])
   {
     const int64_t row = block_x * 32 + slot * 1;
     const int col = member * 1;

@@ -65,62 +65,74 @@ TILEOPS_KERNEL(rms_norm_silu_sm_90a_bf16_bf16_v8_t128_r16x2x2, rms_norm_silu_par
     scale[r] = rsqrt(divide(scale[r], static_cast<float>(cols)) + eps);
   }
 
-  // rms_norm.py:116: T.fill(w_tile, 1.0)
-  fill<16>(w_tile, 0, 1.0f);
+  // rms_norm.py:42: with T.If(round_before_weight != 0):
+  if (round_before_weight != 0) {
 
-  // rms_norm.py:117: with T.If(weight.given):
-  if (weight_dtype != 0) {
-
-    // rms_norm.py:118: T.copy(weight[column], w_tile, fill=0.0)
-    if (weight_dtype == kBf16) {
-      {
-        const int col = member * 8;
-        const int columns = cols;
-        const auto first = global<bf16>(p.weight) + (col);
-        TILEOPS_UNROLL
-        for (int c = 0; c < 2; ++c) {
-          if (c * 128 < columns - col) load_global_as_float<8>(w_tile, c * 8, first, c * 128, site(3));
-          else fill<8>(w_tile, c * 8, 0.0f);
-        }
+    // rms_norm.py:133: for i, j in T.Parallel(*x_tile.shape):
+    TILEOPS_UNROLL
+    for (int r = 0; r < 2; ++r) {
+      TILEOPS_UNROLL
+      for (int q = 0; q < 16; ++q) {
+        x_tile[r * 16 + q] = from_float<bf16>(to_float(x_tile, r * 16 + q) * scale[r]);
       }
     }
-    if (weight_dtype == kF16) {
-      {
-        const int col = member * 8;
-        const int columns = cols;
-        const auto first = global<f16>(p.weight) + (col);
-        TILEOPS_UNROLL
-        for (int c = 0; c < 2; ++c) {
-          if (c * 128 < columns - col) load_global_as_float<8>(w_tile, c * 8, first, c * 128, site(4));
-          else fill<8>(w_tile, c * 8, 0.0f);
-        }
-      }
-    }
-    if (weight_dtype == kF32) {
-      {
-        const int col = member * 8;
-        const int columns = cols;
-        const auto first = global<float>(p.weight) + (col);
-        TILEOPS_UNROLL
-        for (int c = 0; c < 2; ++c) {
-          if (c * 128 < columns - col) load_global_as_float<8>(w_tile, c * 8, first, c * 128, site(5));
-          else fill<8>(w_tile, c * 8, 0.0f);
-        }
+
+    // rms_norm.py:44: T.fill(scale, 1.0)
+    fill<2>(scale, 0, 1.0f);
+  }
+
+  // rms_norm.py:123: T.copy(weight[column], w_tile, fill=0.0, absent=1.0)
+  if (weight_dtype == kBf16) {
+    {
+      const int col = member * 8;
+      const int columns = cols;
+      const auto first = global<bf16>(p.weight) + (col);
+      TILEOPS_UNROLL
+      for (int c = 0; c < 2; ++c) {
+        if (c * 128 < columns - col) load_global_as_float<8>(w_tile, c * 8, first, c * 128, site(3));
+        else fill<8>(w_tile, c * 8, 0.0f);
       }
     }
   }
+  else if (weight_dtype == kF16) {
+    {
+      const int col = member * 8;
+      const int columns = cols;
+      const auto first = global<f16>(p.weight) + (col);
+      TILEOPS_UNROLL
+      for (int c = 0; c < 2; ++c) {
+        if (c * 128 < columns - col) load_global_as_float<8>(w_tile, c * 8, first, c * 128, site(4));
+        else fill<8>(w_tile, c * 8, 0.0f);
+      }
+    }
+  }
+  else if (weight_dtype == kF32) {
+    {
+      const int col = member * 8;
+      const int columns = cols;
+      const auto first = global<float>(p.weight) + (col);
+      TILEOPS_UNROLL
+      for (int c = 0; c < 2; ++c) {
+        if (c * 128 < columns - col) load_global_as_float<8>(w_tile, c * 8, first, c * 128, site(5));
+        else fill<8>(w_tile, c * 8, 0.0f);
+      }
+    }
+  }
+  else {
+    fill<16>(w_tile, 0, 1.0f);
+  }
 
-  // rms_norm.py:43: for i, j in T.Parallel(rows, columns):
+  // rms_norm.py:46: for i, j in T.Parallel(rows, columns):
   TILEOPS_UNROLL
   for (int r = 0; r < 2; ++r) {
     TILEOPS_UNROLL
     for (int q = 0; q < 16; ++q) {
-      normed[r * 16 + q] = (round_before_weight != 0 ? to_float(from_float<bf16>(to_float(x_tile, r * 16 + q) * scale[r])) : (to_float(x_tile, r * 16 + q) * scale[r])) * w_tile[q];
+      normed[r * 16 + q] = (to_float(x_tile, r * 16 + q) * scale[r]) * w_tile[q];
       y_tile[r * 16 + q] = from_float<bf16>(normed[r * 16 + q] * reciprocal(1.0f + exp2(normed[r * 16 + q] * -1.4426950408889634f)));
     }
   }
 
-  // rms_norm.py:46: T.copy(y_tile, y[batch, block * rows, 0])
+  // rms_norm.py:49: T.copy(y_tile, y[batch, block * rows, 0])
   TILEOPS_UNROLL
   for (int r = 0; r < 2; ++r) {
     const int64_t row = block_x * 16 + r * 8 + slot;

@@ -139,9 +139,12 @@ def _copy(e: Emitter, stmt: ir.Copy, in_loop: bool) -> None:
     if tensor.dtype != "any":
         _copy_as(e, stmt, CTYPES[tensor.dtype])
         return
-    for dtype, code in (("bfloat16", "kBf16"), ("float16", "kF16"), ("float32", "kF32")):
-        with e.block(f"if ({tensor.name}_dtype == {code})"):
+    for word, dtype, code in (("if", "bfloat16", "kBf16"), ("else if", "float16", "kF16"), ("else if", "float32", "kF32")):
+        with e.block(f"{word} ({tensor.name}_dtype == {code})"):
             _copy_as(e, stmt, CTYPES[dtype])
+    # In a branch of its own: in front of the others the compiler would set all registers before it needs them.
+    with e.block("else"):
+        e.line(f"fill<{e.kernel.layouts[stmt.dst].registers}>({stmt.dst.name}, 0, {statement(stmt.absent, None)});")
 
 
 def _copy_as(e: Emitter, stmt: ir.Copy, ctype: str) -> None:

@@ -39,9 +39,12 @@ def resident(config: RowConfig, silu: bool):
         T.reduce_sum(squares, scale)
         for i in T.Parallel(rows):
             scale[i] = T.rsqrt(scale[i] / cols + eps)
+        with T.If(round_before_weight != 0):
+            scale_in_place(x_tile, scale)
+            T.fill(scale, 1.0)
         load_weight(weight, 0, w_tile, weight_offset)
         for i, j in T.Parallel(rows, columns):
-            normed[i, j] = rounded(x_tile[i, j] * scale[i], config.x, round_before_weight) * w_tile[j]
+            normed[i, j] = x_tile[i, j] * scale[i] * w_tile[j]
             y_tile[i, j] = normed[i, j] * sigmoid(normed[i, j]) if silu else normed[i, j]
         T.copy(y_tile, y[batch, block * rows, 0])
 
@@ -58,6 +61,7 @@ def looped(config: RowConfig, silu: bool):
         squares = T.alloc_fragment((rows, columns), "float32")
         normed = T.alloc_fragment((rows, columns), "float32")
         scale = T.alloc_fragment((rows,), "float32")
+        late_scale = T.alloc_fragment((rows,), "float32")
         w_tile = T.alloc_fragment((columns,), "float32")
         T.annotate_layout({x_tile: config.layout})
         T.annotate_min_blocks_per_sm(config.min_blocks)
@@ -70,11 +74,14 @@ def looped(config: RowConfig, silu: bool):
         T.reduce_sum(squares, scale)
         for i in T.Parallel(rows):
             scale[i] = T.rsqrt(scale[i] / cols + eps)
+            late_scale[i] = T.if_then_else(round_before_weight != 0, 1.0, scale[i])
         for k in T.serial(T.ceildiv(cols, columns)):
             T.copy(x[batch, block * rows, k * columns], x_tile, fill=0.0, eviction_policy="evict_first")
+            with T.If(round_before_weight != 0):
+                scale_in_place(x_tile, scale)
             load_weight(weight, k * columns, w_tile, weight_offset)
             for i, j in T.Parallel(rows, columns):
-                normed[i, j] = rounded(x_tile[i, j] * scale[i], config.x, round_before_weight) * w_tile[j]
+                normed[i, j] = x_tile[i, j] * late_scale[i] * w_tile[j]
                 y_tile[i, j] = normed[i, j] * sigmoid(normed[i, j]) if silu else normed[i, j]
             T.copy(y_tile, y[batch, block * rows, k * columns], eviction_policy="evict_first")
 
@@ -113,17 +120,18 @@ def program(config: RowConfig, silu: bool, body):
 
 def load_weight(weight, column, w_tile, weight_offset):
     """w = weight + offset, or 1 where there is no weight."""
-    T.fill(w_tile, 1.0)
-    with T.If(weight.given):
-        T.copy(weight[column], w_tile, fill=0.0)
-        if weight_offset is not None:
+    T.copy(weight[column], w_tile, fill=0.0, absent=1.0)
+    if weight_offset is not None:
+        with T.If(weight.given):
             for j in T.Parallel(*w_tile.shape):
                 w_tile[j] = w_tile[j] + weight_offset
 
 
-def rounded(v, dtype: str, when):
-    """v rounded to `dtype` where the flag says so."""
-    return v if dtype == "float32" else T.if_then_else(when != 0, T.cast(T.cast(v, dtype), "float32"), v)
+def scale_in_place(x_tile, scale):
+    """x * scale in x's own dtype, which rounds it. What follows then scales by 1: a select for each element would cost two
+    instructions for each of them even where the flag is off (NOTES.md)."""
+    for i, j in T.Parallel(*x_tile.shape):
+        x_tile[i, j] = x_tile[i, j] * scale[i]
 
 
 def sigmoid(v):

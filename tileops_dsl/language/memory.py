@@ -103,13 +103,14 @@ def fill(tile: Fragment, value) -> None:
     builder().emit(ir.Fill(here(), tile.buffer, convert(to_expr(value), tile.dtype)))
 
 
-def copy(src, dst, *, fill=None, eviction_policy: str = "evict_normal") -> None:
+def copy(src, dst, *, fill=None, absent=None, eviction_policy: str = "evict_normal") -> None:
     """Copy a tile between global memory and a fragment; the fragment's shape is the tile's.
 
     The tile covers the tensor's last dimensions. What lies outside the tensor is not written, and reads as `fill`.
     `eviction_policy` "evict_first" marks data that may leave the caches before other data: for what is used once while
     something else waits there to be read again. (Where nothing waits, the mark costs bandwidth.)
-    A tensor of dtype "any" is converted to the fragment's float32; otherwise the dtypes are equal.
+    A tensor of dtype "any" is converted to the fragment's float32 and, where it was not passed, reads as `absent`;
+    otherwise the dtypes are equal.
     """
     where = here()
     if eviction_policy not in ("evict_first", "evict_normal"):
@@ -140,5 +141,13 @@ def copy(src, dst, *, fill=None, eviction_policy: str = "evict_normal") -> None:
             "T.copy(x[i, j], tile, fill=0.0)" if loads else "T.copy(tile, y[i, j])",
             where,
         )
-    value = convert(to_expr(fill), tile.dtype) if loads else None
-    builder().emit(ir.Copy(where, ends[0], ends[1], value, eviction_policy == "evict_first"))
+    if (region.tensor.dtype == "any") == (absent is None):
+        raise TileError(
+            f"{region.tensor.name} is optional; its copy says what is read where it was not passed"
+            if absent is None
+            else f"{region.tensor.name} is always given",
+            "T.copy(x[i], tile, fill=0.0, absent=1.0)" if absent is None else "the copy without absent",
+            where,
+        )
+    values = [None if v is None else convert(to_expr(v), tile.dtype) for v in (fill, absent)]
+    builder().emit(ir.Copy(where, *ends, *values, eviction_policy == "evict_first"))
