@@ -40,6 +40,7 @@ class Launch final : public Machine {
     for (size_t i = 0; i < blocks.size(); ++i) blocks[i] = i;
     for (size_t i = blocks.size(); i > 1; --i) std::swap(blocks[i - 1], blocks[random_() % i]);
     current() = this;
+    grid_x = c_.grid_x;
     for (int64_t block : blocks) {
       block_x = block % c_.grid_x;
       block_y = block / c_.grid_x;

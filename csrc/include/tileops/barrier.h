@@ -27,11 +27,12 @@ TILEOPS_WORD void arrive(shared_ptr<mbarrier> b, site) {
 TILEOPS_WORD void arrive_expect_bytes(shared_ptr<mbarrier> b, int bytes, site) {
   asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(detail::shared_address(b)), "r"(bytes) : "memory");
 }
-// One arrival on the barrier at the same place in the CTA of that rank in the cluster (which may be this one).
+// One arrival on the barrier at the same place in the CTA of that rank in the cluster (which may be this one). Hands back what
+// was only read: it orders no writes beyond this CTA. (With release.cluster it would, by a memory barrier of the whole GPU.)
 TILEOPS_WORD void arrive_at_rank(shared_ptr<mbarrier> b, int rank, site) {
   asm volatile(
       "{\n .reg .b32 remote;\n mapa.shared::cluster.u32 remote, %0, %1;\n"
-      " mbarrier.arrive.release.cluster.shared::cluster.b64 _, [remote];\n}\n" ::"r"(detail::shared_address(b)), "r"(rank)
+      " mbarrier.arrive.shared::cluster.b64 _, [remote];\n}\n" ::"r"(detail::shared_address(b)), "r"(rank)
       : "memory");
 }
 

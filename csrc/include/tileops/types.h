@@ -57,4 +57,14 @@ TILEOPS_WORD float to_float(const Fragment<T, N>& f, int i) {
   }
 }
 
+// Registers k (even) and k + 1 become a and b, rounded to nearest even: one instruction.
+template <int N>
+TILEOPS_WORD void round_pair(Fragment<bf16, N>& f, int k, float a, float b) {
+  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(reinterpret_cast<uint32_t&>(f.data[k])) : "f"(b), "f"(a));
+}
+template <int N>
+TILEOPS_WORD void round_pair(Fragment<f16, N>& f, int k, float a, float b) {
+  asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(reinterpret_cast<uint32_t&>(f.data[k])) : "f"(b), "f"(a));
+}
+
 }  // namespace tileops

@@ -8,7 +8,7 @@ namespace emulator {
 
 struct Machine {
   int thread = 0;
-  int64_t block_x = 0, block_y = 0;
+  int64_t block_x = 0, block_y = 0, grid_x = 1;
 
   // Each checks one access and returns the address to copy from or to. `origin` is the pointer that the kernel was given:
   // it names the buffer, so that running from one buffer into its neighbour is noticed.

@@ -107,4 +107,10 @@ struct Fragment {
 template <typename T, int N>
 TILEOPS_WORD float to_float(const Fragment<T, N>& f, int i) { return to_float(static_cast<T>(f[i])); }
 
+template <typename T, int N>
+TILEOPS_WORD void round_pair(Fragment<T, N>& f, int k, float a, float b) {
+  f[k] = from_float<T>(a);
+  f[k + 1] = from_float<T>(b);
+}
+
 }  // namespace tileops
