@@ -58,7 +58,7 @@ def compile_cubin(source: Path, gencode: str = SM_90A) -> tuple[Path, str]:
     cubin, log = CACHE / f"{source.stem}-{key}.cubin", CACHE / f"{source.stem}-{key}.log"
     if not (cubin.exists() and log.exists()):
         CACHE.mkdir(parents=True, exist_ok=True)
-        flags = ["-cubin", "-std=c++17", "-O3", "-lineinfo", "-Xptxas", "-v,-warn-spills", f"-gencode={gencode}", f"-I{INCLUDE}"]
+        flags = ["-cubin", "-std=c++17", "-O3", "-lineinfo", "-Xptxas", "-v", f"-gencode={gencode}", f"-I{INCLUDE}"]
         done = subprocess.run([toolkit.find().nvcc, *flags, "-o", cubin, source], capture_output=True, text=True)
         if done.returncode:
             raise RuntimeError(f"nvcc refuses {source}:\n{done.stderr}")

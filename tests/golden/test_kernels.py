@@ -6,9 +6,9 @@ import gemm
 import launch
 import pytest
 import torch
-from conftest import needs_hopper
 
-pytestmark = needs_hopper
+HOPPER = torch.cuda.is_available() and torch.cuda.get_device_capability() == (9, 0)
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not HOPPER, reason="no GPU of capability 9.0")]
 HERE = Path(__file__).parent
 # (M, N, K): one tile, ragged in each dimension, less than a K step, more tiles than the GPU has clusters.
 GEMMS = [(256, 256, 64), (128, 256, 128), (1, 8, 8), (300, 264, 200), (1000, 1016, 1000), (4096, 8192, 256), (2048, 1024, 4096)]
