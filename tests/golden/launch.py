@@ -120,7 +120,8 @@ def pack(*values) -> bytes:
         else:
             part, alignment = bytes(ctypes.c_int64(value.value if isinstance(value, I64) else value.data_ptr())), 8
         data += bytes(-len(data) % alignment) + part
-    return data
+    whole = max(64 if isinstance(value, bytes) else 8 for value in values)  # a struct is as aligned as its members
+    return data + bytes(-len(data) % whole)
 
 
 class Kernel:

@@ -10,4 +10,5 @@
 #include "tileops/memory.h"
 #include "tileops/math.h"
 #include "tileops/tile.h"
+#include "tileops/activation.h"
 #include "tileops/reduce.h"

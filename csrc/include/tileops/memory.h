@@ -70,6 +70,9 @@ TILEOPS_WORD void store_global_evict_first(global_ptr<T> p, int64_t offset, cons
   for (int i = 0; i < V; i += A::step) __stcs(&A::at(p + offset + i), A::at(&f.data[k + i]));
 }
 
+// The integer at p + offset, to which v is then added: atomic, orders nothing else.
+TILEOPS_WORD int fetch_add(global_ptr<int32_t> p, int64_t offset, int v, site) { return atomicAdd(p + offset, v); }
+
 template <typename T> TILEOPS_WORD T load_shared(shared_ptr<T> p, int offset, site) { return p[offset]; }
 template <typename T> TILEOPS_WORD void store_shared(shared_ptr<T> p, int offset, T v, site) { p[offset] = v; }
 

@@ -56,6 +56,12 @@ TILEOPS_WORD void wgmma_commit(site) { asm volatile("wgmma.commit_group.sync.ali
 template <int Pending>
 TILEOPS_WORD void wgmma_wait(site) { asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(Pending) : "memory"); }
 
+// The arithmetic that leads to v, which is never negative, is done before the waits below. ptxas orders a wait against accesses to
+// memory but not against arithmetic: without this it moves a softmax behind the wait that the softmax is to overlap.
+TILEOPS_WORD void before_wait(float v, site) {
+  asm volatile("{\n .reg .pred p;\n setp.lt.f32 p, %0, 0f00000000;\n @p st.shared.f32 [%1], %0;\n}\n" ::"f"(v), "r"(0) : "memory");
+}
+
 // Registers that a product reads or writes: the compiler moves no access of them across this line. After the wait.
 template <int N>
 TILEOPS_WORD void fence_operand(Fragment<float, N>& f) {

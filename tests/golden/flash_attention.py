@@ -1,0 +1,49 @@
+"""Launches flash_attention_full.cu and flash_attention_causal.cu: softmax(scale q k^T) v and its LSE for bfloat16, D = 128."""
+
+import functools
+import math
+from pathlib import Path
+
+import launch as gpu
+import torch
+
+NAMES = {False: "flash_attention_full", True: "flash_attention_causal"}
+KEY_BLOCKS = {False: 160, True: 128}
+SHARED_BYTES = {False: 229376 + 96, True: 196608 + 96 + 8}
+HERE = Path(__file__).parent
+L2_BYTES = 32 << 20  # of keys and values that a section of heads may take
+
+
+def load():
+    return {causal: gpu.load(HERE / f"{name}.cu", name) for causal, name in NAMES.items()}
+
+
+@functools.cache
+def counter(device):
+    """The tile counter of the causal kernel; each launch leaves it at 0."""
+    return torch.zeros(1, dtype=torch.int32, device=device)
+
+
+def heads_of_section(heads: int, kv_bytes_per_head: int) -> int:
+    """A power of two, or all the heads."""
+    fitting = max(1, L2_BYTES // kv_bytes_per_head)
+    return min(heads, 1 << (fitting.bit_length() - 1))
+
+
+def launch(kernels, q, k, v, causal: bool):
+    """q [B, Sq, H, 128], k and v [B, Sk, Hk, 128] -> out [B, Sq, H, 128], lse [B, H, Sq]. kernels[causal]: the loaded one."""
+    (batch, seqlen_q, heads, dim), (seqlen_k, heads_kv) = q.shape, k.shape[1:3]
+    out, lse = torch.empty_like(q), torch.empty(batch, heads, seqlen_q, dtype=torch.float32, device=q.device)
+    tiles_m = -(-seqlen_q // 128)
+    tiles = tiles_m * heads * batch
+    queries, keys = (64, 1, 64, 1), (64, 1, KEY_BLOCKS[causal], 1)
+    maps = *(gpu.tensor_map(t, queries, 128) for t in (q, out)), *(gpu.tensor_map(t, keys, 128) for t in (k, v))
+    kv_bytes_per_head = 2 * seqlen_k * dim * k.element_size() * heads_kv // heads
+    numbers = [seqlen_q, seqlen_k, heads, heads // heads_kv, tiles_m, tiles]
+    if causal:
+        numbers.append(heads_of_section(heads * batch, kv_bytes_per_head))
+    pointers = (lse, counter(q.device)) if causal else (lse,)
+    params = gpu.pack(*maps, *pointers, *map(gpu.I32, numbers), gpu.F32(dim**-0.5 * math.log2(math.e)))
+    multiprocessors = torch.cuda.get_device_properties(q.device).multi_processor_count
+    kernels[causal](params, min(multiprocessors, tiles), 384, SHARED_BYTES[causal])
+    return out, lse

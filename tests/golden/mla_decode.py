@@ -1,0 +1,92 @@
+"""Launches mla_decode.cu and mla_combine.cu: MLA decode over a paged cache of bfloat16, pages of 64 tokens.
+
+The schedule is made here, on the host: cache_seqlens is read once and remembered as long as it is not written to, so that a
+second call can be captured into a graph. (In the product a kernel makes the schedule.)
+"""
+
+import math
+from pathlib import Path
+
+import launch as driver
+import torch
+
+HERE = Path(__file__).parent
+PAGE, ROWS, DIM, DIM_V = 64, 64, 576, 512
+SHARED_BYTES = 231320
+OVERHEAD = 5  # what starting and storing a piece costs, in pages
+schedules = {}
+
+
+def load():
+    return driver.load(HERE / "mla_decode.cu", "mla_decode"), driver.load(HERE / "mla_combine.cu", "mla_combine")
+
+
+def schedule(lengths, num_parts):
+    """Parts of nearly equal cost: [parts, 8] and the place of each request's pieces among the splits, [requests + 1].
+
+    A part is (first request, its first page, last request, the end of its pages, the number of its first piece, 0, 0, 0). It
+    takes whole requests while they fit, then an even number of pages of the next. A request that exceeds what is left by a
+    thirty-second of a part is taken whole: to split it would cost more.
+    """
+    pages = [max(1, -(-length // PAGE)) for length in lengths]
+    payload = -(-sum(n + OVERHEAD for n in pages) // num_parts) + OVERHEAD + 1
+    parts, pieces = [], [0] * len(pages)
+    request = done = 0
+    for _ in range(num_parts):
+        part, left = [request, done, request - 1, 0, pieces[request] if request < len(pages) else 0, 0, 0, 0], payload
+        while request < len(pages) and left > OVERHEAD + 1:
+            rest = pages[request] - done
+            whole = rest + OVERHEAD <= left + payload // 32
+            taken = rest if whole else (left - OVERHEAD) // 2 * 2
+            left -= taken + OVERHEAD
+            part[2:4] = request, done + taken
+            pieces[request] += 1
+            request, done = (request + 1, 0) if whole else (request, done + taken)
+            if not whole:
+                break
+        parts.append(part)
+    if request < len(pages):
+        raise AssertionError(f"{num_parts} parts of {payload} do not hold {pages}")
+    first_split = [0]
+    for count in pieces:
+        first_split.append(first_split[-1] + (count if count > 1 else 0))
+    return parts, first_split
+
+
+def device_schedule(cache_seqlens, num_parts):
+    key = (cache_seqlens.data_ptr(), cache_seqlens._version, len(cache_seqlens), num_parts)
+    if key not in schedules:
+        parts, first_split = schedule(cache_seqlens.tolist(), num_parts)
+        tensors = (torch.tensor(t, dtype=torch.int32, device=cache_seqlens.device) for t in (parts, first_split))
+        schedules[key] = (cache_seqlens, *tensors, first_split[-1])  # the key stays valid while its tensor lives
+    return schedules[key][1:]
+
+
+def launch(kernels, q, kv_cache, block_table, cache_seqlens, scale, causal=True, num_parts=None):
+    """out [B, Sq, H, 512] and lse [B, H, Sq] (natural logarithm) of q [B, Sq, H, 576] and kv_cache [pages, 64, 576]."""
+    decode, combine = kernels
+    batch, queries, heads, _ = q.shape
+    rows = queries * heads
+    tiles = -(-rows // ROWS)
+    multiprocessors = torch.cuda.get_device_properties(q.device).multi_processor_count
+    num_parts = num_parts or max(1, multiprocessors // tiles)
+    parts, first_split, splits = device_schedule(cache_seqlens, num_parts)
+    out = q.new_empty(batch, queries, heads, DIM_V)
+    lse = q.new_empty(batch, heads, queries, dtype=torch.float32)
+    partial = q.new_empty(max(1, splits), rows, DIM_V, dtype=torch.float32)
+    partial_lse = q.new_empty(max(1, splits), rows, dtype=torch.float32)
+    box = (64, 64, 1)
+    params = driver.pack(
+        driver.tensor_map(q.view(batch, rows, DIM), box, 128),
+        driver.tensor_map(kv_cache, box, 128),
+        driver.tensor_map(out.view(batch, rows, DIM_V), box, 128),
+        *(lse, partial, partial_lse, block_table, cache_seqlens, parts, first_split),
+        driver.I64(block_table.stride(0)),
+        *(driver.I32(v) for v in (rows, heads, queries, int(causal))),
+        driver.F32(scale * math.log2(math.e)),
+    )
+    decode(params, (tiles, num_parts), 256, SHARED_BYTES)
+    if splits:
+        sizes = (driver.I32(v) for v in (rows, heads, queries))
+        combine(driver.pack(out, lse, partial, partial_lse, first_split, *sizes), (-(-rows // 8), batch), 256)
+    return out, lse

@@ -1,0 +1,88 @@
+"""Steps of mla_decode, in the order of their first use: macros, which stand in the program where they are called."""
+
+import tileops_dsl.language as T
+
+SLACK = 8.0  # a maximum that is exceeded by no more stays, and P is at most 2^8: o is rarely rescaled
+
+
+def beyond(row, heads, sq, causal):
+    """How many keys fewer than all a row sees, as a number <= 0: those of the tokens behind its own."""
+    return T.if_then_else(causal != 0, T.min(row // heads + 1 - sq, 0), 0)
+
+
+def limits(limit, first, length, end, heads, sq, causal):
+    """Keys that each row sees, in the piece of the request."""
+    for r in T.Parallel(*limit.shape):
+        limit[r] = T.min(length + beyond(first + r, heads, sq, causal), end)
+
+
+def load(tensor, place, tile, *columns):
+    """Columns of a tile of the tensor."""
+    for piece in columns:
+        T.tma_copy(tensor[(*place, piece.start)], tile[:, piece], eviction_policy="evict_first")
+
+
+def scores(q_tile, q_rope, k, s, rope, *columns):
+    """s = q k^T, columns in the order in which they land. Behind the first, all earlier products of the group are done."""
+    T.wait(T.wgmma_gemm(q_rope, k[:, rope], s, transpose_B=True, clear_accum=True), pending=1)
+    for piece in columns:
+        done = T.wgmma_gemm(q_tile[:, piece], k[:, piece], s, transpose_B=True)
+    T.wait(done)
+
+
+def maximum(s, top, key, limit, fewest):
+    """top = the maxima of the rows, without the keys from `limit` on."""
+    with T.If(key + s.shape[1] > fewest):
+        for r, c in T.Parallel(*s.shape):
+            s[r, c] = T.if_then_else(key + c < limit[r], s[r, c], -T.infinity())
+    T.reduce_max(s, top)
+
+
+def softmax(s, top, peak, factor, scale_log2):
+    """peak = the maximum so far, or nearly, in powers of 2; factor = what earlier sums take; s = P."""
+    for r in T.Parallel(*peak.shape):
+        factor[r] = peak[r]
+        peak[r] = T.if_then_else(top[r] * scale_log2 > peak[r] + SLACK, top[r] * scale_log2, peak[r])
+        factor[r] = T.exp2(factor[r] - peak[r])
+    for r, c in T.Parallel(*s.shape):
+        s[r, c] = T.exp2(s[r, c] * scale_log2 - peak[r])
+
+
+def take(s, p, sums, factor):
+    """Row sums against the new maximum, and P in the other dtype."""
+    times(sums, factor)
+    T.reduce_sum(s, sums, clear=False, partial=True)
+    assign(p, s)
+
+
+def times(tile, factor):
+    """The tile's rows times a factor; of a vector, its elements."""
+    for r, *c in T.Parallel(*tile.shape):
+        tile[(r, *c)] = tile[(r, *c)] * factor[r]
+
+
+def rescale(o, factor):
+    """The same, in the warps that have a row whose factor is not 1."""
+    with T.If(T.any_of(factor, lambda v: v != 1.0)):
+        times(o, factor)
+
+
+def assign(to, tile):
+    """The tile in the other's dtype."""
+    for r, c in T.Parallel(*tile.shape):
+        to[r, c] = tile[r, c]
+
+
+def clear_tail(k, columns, valid):
+    """Rows of a page beyond the length may hold anything, and 0 * NaN is NaN."""
+    with T.If(valid < k.shape[0]):
+        T.fill(k[T.max(valid, 0) :, columns], 0.0)
+
+
+def normalise(o, total, other, peak, factor):
+    """o / (total + other), 0 for a row that saw no key; factor = the log-sum-exp, base 2."""
+    for r in T.Parallel(*total.shape):
+        total[r] = total[r] + other[r]
+        factor[r] = peak[r] + T.log2(total[r])
+        total[r] = T.if_then_else(total[r] > 0.0, T.reciprocal(total[r]), 0.0)
+    times(o, total)

@@ -1,0 +1,130 @@
+"""mla_decode: attention of a few query tokens over a paged latent cache whose first 512 columns are the values as well.
+
+q [n, rows, 576] (rows: sq tokens x heads, heads fastest), kv_cache [pages, 64, 576], out [n, rows, 512], lse [n, heads, sq].
+A part is a piece of all requests' pages; what belongs to a split request goes to `partial`. Group 0 has the scores of the first
+page of a pair and the left half of o, group 1 the others. Each half takes its group's P from registers, the other from memory.
+"""
+
+import tileops_dsl.language as T
+from tileops_dsl.configs import MlaConfig
+from tileops_dsl.kernels import attention as steps
+
+
+def mla_decode(config: MlaConfig):
+    bm, bn, d, dv = config.tile
+    left, right, rope = slice(0, dv // 2), slice(dv // 2, dv), slice(dv, d)
+    x, f32, row = config.x, "float32", ((bm,), "float32")
+    n, rows, pages, table, parts, splits, heads, sq = T.dynamic("n, rows, pages, table, parts, splits, heads, sq", "int32")
+
+    @T.prim_func
+    def mla_decode(
+        q: T.Tensor((n, rows, d), x, vector=8),
+        kv_cache: T.Tensor((pages, bn, d), x, vector=8),
+        out: T.Tensor((n, rows, dv), x, vector=8),
+        lse: T.Tensor((n, heads, sq), "float32"),
+        partial: T.Tensor((splits, rows, dv), "float32", vector=2),
+        partial_lse: T.Tensor((splits, rows), "float32"),
+        block_table: T.Tensor((n, table), "int32"),
+        cache_seqlens: T.Tensor((n,), "int32"),
+        schedule: T.Tensor((parts, 8), "int32"),  # first request, its first page, last request, end of its pages, first piece
+        first_split: T.Tensor((n,), "int32"),
+        causal: T.Scalar("int32"),
+        scale_log2: T.Scalar("float32"),  # scale * log2(e), positive
+    ):
+        with T.Kernel(T.ceildiv(rows, bm), parts, threads=256) as (tile, part):
+            q_tile, first = T.alloc_shared((bm, d), x, box=64), tile * bm
+            k0, k1 = T.alloc_shared((bn, d), x, box=64), T.alloc_shared((bn, d), x, box=64)
+            p0, p1 = T.alloc_shared((bm, bn), x), T.alloc_shared((bm, bn), x, alias=q_tile[:, rope])
+            o_tile = T.alloc_shared((bm, dv), x, alias=q_tile[:, 0:dv])
+            peak0, factor0, sums0, peak1, factor1, sums1 = (T.alloc_shared(*row) for _ in range(6))
+            with T.ws(0, 1):
+                o, o_half = T.alloc_fragment((bm, dv // 2), f32), T.alloc_fragment((bm, dv // 2), x)
+                s, p, q_rope = T.alloc_fragment((bm, bn), f32), T.alloc_fragment((bm, bn), x), T.alloc_fragment((bm, d - dv), x)
+                peak, top, sums, factor, other = (T.alloc_fragment(*row) for _ in range(5))
+                late, limit = T.alloc_fragment((bm, bn), x), T.alloc_fragment((bm,), "int32")
+            for request in T.Pipelined(schedule[part, 0], schedule[part, 2] + 1, num_stages=1):
+                length = cache_seqlens[request]
+                begin = T.if_then_else(request == schedule[part, 0], schedule[part, 1], 0)
+                end = T.if_then_else(request == schedule[part, 2], schedule[part, 3], T.max(T.ceildiv(length, bn), 1))
+                fewest = T.min(length + steps.beyond(first, heads, sq, causal), end * bn)  # that a row sees
+                with T.ws(0):
+                    steps.load(q, (request, first), q_tile, left, rope)
+                with T.ws(1):
+                    steps.load(q, (request, first), q_tile, right)
+                with T.ws(0, 1):
+                    T.copy(q_tile[:, rope], q_rope)
+                    T.fill(peak, -1e30)  # finite, so that a row that has seen no key has P = exp2(-inf + 1e30) = 0
+                    T.fill(sums, 0.0)
+                    steps.limits(limit, first, length, end * bn, heads, sq, causal)
+                for i in T.Pipelined(begin, end, 2, num_stages=1):
+                    page0 = block_table[request, i]
+                    page1 = T.if_then_else(i + 1 < end, block_table[request, T.min(i + 1, end - 1)], -1)  # TMA reads zeros
+                    with T.ws(0):
+                        steps.load(kv_cache, (page0, 0), k0, rope, left)
+                        steps.load(kv_cache, (page1, 0), k1, left)
+                    with T.ws(1):
+                        steps.load(kv_cache, (page1, 0), k1, rope, right)
+                        steps.load(kv_cache, (page0, 0), k0, right)
+                    with T.ws(0):
+                        steps.scores(q_tile, q_rope, k0, s, rope, left, right)
+                        steps.maximum(s, top, i * bn, limit, fewest)
+                        steps.softmax(s, top, peak, factor, scale_log2)
+                        T.copy(peak, peak0)
+                        T.copy(factor, factor0)
+                        steps.take(s, p, sums, factor)
+                        steps.rescale(o, factor)
+                        steps.clear_tail(k0, left, length - i * bn)
+                        own0 = T.wgmma_gemm(p, k0[:, left], o, clear_accum=i == begin)
+                    with T.ws(1):
+                        steps.scores(q_tile, q_rope, k1, s, rope, right, left)
+                        steps.maximum(s, top, i * bn + bn, limit, fewest)
+                        T.copy(peak0, peak)
+                        steps.softmax(s, top, peak, factor, scale_log2)
+                        T.copy(peak, peak1)
+                        T.copy(factor, factor1)
+                        T.copy(factor0, other)
+                        steps.times(factor, other)
+                        steps.take(s, p, sums, factor)
+                        T.copy(p, p1)
+                        steps.rescale(o, factor)
+                        steps.clear_tail(k0, right, length - i * bn)
+                        steps.clear_tail(k1, right, length - i * bn - bn)
+                        own1 = T.wgmma_gemm(p, k1[:, right], o, clear_accum=i == begin)
+                    with T.ws(0):
+                        T.copy(factor1, other)
+                        T.copy(peak1, peak)
+                        steps.times(s, other)
+                        steps.assign(late, s)
+                        T.copy(late, p0)
+                        steps.times(sums, other)
+                        T.wait(own0)
+                        steps.rescale(o, other)
+                        steps.clear_tail(k1, left, length - i * bn - bn)
+                        T.wgmma_gemm(p1, k1[:, left], o)
+                    with T.ws(1):
+                        T.wgmma_gemm(p0, k0[:, right], o)
+                        T.wait(own1)
+                for group, mine in ((0, sums0), (1, sums1)):
+                    with T.ws(group):
+                        T.reduce_sum(sums, top)
+                        T.copy(top, mine)
+                whole = (begin == 0) & (end * bn >= length)
+                piece = first_split[request] + T.if_then_else(request == schedule[part, 0], schedule[part, 4], 0)
+                for group, half, others in ((0, left, sums1), (1, right, sums0)):
+                    with T.ws(group):
+                        T.copy(others, other)
+                        steps.normalise(o, top, other, peak, factor)
+                        with T.If(whole):
+                            steps.assign(o_half, o)
+                            T.copy(o_half, o_tile[:, half])
+                            T.copy(o_tile[:, half], out[request, first, half.start])
+                        with T.If(~whole):
+                            T.copy(o, partial[piece, first, half.start])
+                with T.ws(0):
+                    with T.If(~whole):
+                        T.copy(factor, partial_lse[piece, first])
+                    with T.If(whole):
+                        for r in T.Parallel(bm):
+                            lse[request, (first + r) % heads, (first + r) // heads] = factor[r] * 0.6931471805599453  # ln 2
+
+    return mla_decode

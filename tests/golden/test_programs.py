@@ -1,0 +1,87 @@
+"""The tile programs of the golden kernels: their words are in the table of tileops_dsl/DESIGN.md; the texts quote them.
+
+A golden text says of each block which program line it comes from: `// gemm.py:30: acc = T.alloc_fragment(...)`.
+"""
+
+import ast
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import tileops_dsl.language
+from tileops_dsl.kernels import rms_norm, softmax
+
+HERE = Path(__file__).parent
+DESIGN = Path(tileops_dsl.__file__).parent / "DESIGN.md"
+LONGEST = {"gemm": 60, "flash_attention": 90, "mla_decode": 130}  # lines
+PROGRAMS = {name: HERE / "programs" / f"{name}.py" for name in LONGEST}
+MACROS = {"mla_decode": [HERE / "programs" / "attention.py"]}
+KERNELS = {
+    name: Path(sys.modules[module.__module__].__file__) for name, module in (("softmax", softmax), ("rms_norm", rms_norm))
+}
+QUOTE = re.compile(r"^ *// (\w+)\.py:(\d+): (.*)$", re.MULTILINE)
+ROW = re.compile(r"^\| `T\.(\w+)[^`]*` \|.*\| (standard|expert) \| ([\w, -]*) \|$", re.MULTILINE)
+
+
+def words(path: Path) -> set[str]:
+    """The names that a program takes from the language."""
+    nodes = ast.walk(ast.parse(path.read_text()))
+    return {n.attr for n in nodes if isinstance(n, ast.Attribute) and isinstance(n.value, ast.Name) and n.value.id == "T"}
+
+
+def statements(path: Path) -> dict[int, str]:
+    """The first line of each statement in T.Kernel."""
+    text = path.read_text()
+    kernel = next(n for n in ast.walk(ast.parse(text)) if isinstance(n, ast.With) and "T.Kernel" in ast.unparse(n.items[0]))
+    lines = {n.lineno for n in ast.walk(kernel) if isinstance(n, ast.stmt)}
+    return {number: text.splitlines()[number - 1].strip() for number in sorted(lines)}
+
+
+def quotes(program: str) -> dict[Path, list[tuple[int, str]]]:
+    """The lines of a program that each golden text quotes."""
+    found = {path: QUOTE.findall(path.read_text()) for path in sorted(HERE.glob("*.cu"))}
+    lines = {path: [(int(number), line) for name, number, line in rows if name == program] for path, rows in found.items()}
+    return {path: rows for path, rows in lines.items() if rows}
+
+
+@pytest.mark.parametrize("source", sorted((HERE / "programs").glob("*.py")), ids=lambda path: path.stem)
+def test_quoted_lines_are_the_program(source):
+    name, source = source.stem, source.read_text().splitlines()
+    for path, rows in quotes(name).items():
+        for number, line in rows:
+            assert number <= len(source) and line == source[number - 1].strip(), f"{path.name} quotes line {number}"
+
+
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_each_statement_is_in_a_text(program):
+    texts = quotes(program)
+    assert texts, f"no text in {HERE} quotes {program}.py"
+    quoted = {number for rows in texts.values() for number, _ in rows}
+    missing = {number: line for number, line in statements(PROGRAMS[program]).items() if number not in quoted}
+    assert missing == {}, f"statements of {program}.py that {', '.join(p.name for p in texts)} do not quote"
+
+
+@pytest.mark.parametrize("program", LONGEST)
+def test_programs_are_short(program):
+    assert len(PROGRAMS[program].read_text().splitlines()) <= LONGEST[program]
+
+
+def test_the_word_table_is_complete_and_says_who_uses_what():
+    rows = ROW.findall(DESIGN.read_text())
+    table = {word: set() if users == "-" else set(users.split(", ")) for word, _, users in rows}
+    assert set(tileops_dsl.language.__all__) <= set(table)
+    used = {name: words(path).union(*map(words, MACROS.get(name, []))) for name, path in (PROGRAMS | KERNELS).items()}
+    assert {word: {name for name in used if word in used[name]} for word in table} == table
+    assert set().union(*used.values()) <= set(table)
+
+
+def test_programs_are_clean():
+    pytest.importorskip("ruff")
+    for command in ("check", "format --check"):
+        done = subprocess.run(
+            [sys.executable, "-m", "ruff", *command.split(), HERE / "programs"], capture_output=True, text=True
+        )
+        assert done.returncode == 0, done.stdout
