@@ -17,16 +17,8 @@ const TypeCodes& codes() {
 
 constexpr const char* kTypes = "torch.float32, torch.float16 or torch.bfloat16";
 
-[[noreturn]] void reject(const char* op, const char* argument, const std::string& found, const std::string& expected) {
-  throw std::invalid_argument(std::string(op) + ": " + argument + " " + found + "; expected " + expected);
-}
-
 bool same_device(const TensorView& a, const TensorView& b) {
   return a.device_type == b.device_type && a.device_index == b.device_index;
-}
-
-void check_device(const char* op, const char* argument, const TensorView& x, const TensorView& tensor) {
-  if (!same_device(x, tensor)) reject(op, argument, "is on " + device_text(tensor), device_text(x) + ", where x is");
 }
 
 MemoryView memory_of(const TensorView& tensor, int64_t item_size) {
@@ -40,7 +32,22 @@ void check_apart(const char* op, const char* other_name, const TensorView& other
   throw std::invalid_argument(std::string(op) + ": out overlaps " + other_name + " in memory; give it storage of its own");
 }
 
+constexpr const char* kActivations[] = {"none", "relu", "gelu", "gelu_tanh", "silu"};  // in the order of the enum
+
 }  // namespace
+
+void reject(const char* op, const char* argument, const std::string& found, const std::string& expected) {
+  throw std::invalid_argument(std::string(op) + ": " + argument + " " + found + "; expected " + expected);
+}
+
+bool find_activation(const std::string& name, Activation* found) {
+  int number = 0;
+  for (const char* known : kActivations) {
+    *found = static_cast<Activation>(number++);
+    if (name == known) return true;
+  }
+  return false;
+}
 
 std::string shape_text(int64_t ndim, const int64_t* sizes) {
   std::string text = "[";
@@ -99,7 +106,7 @@ int32_t dtype_code(DType type) { return type == DType::bf16 ? codes().bf16 : typ
 
 DType check_dtype(const char* op, const char* argument, int32_t code) {
   const DType type = dtype_of(code);
-  const bool is_tensor = strcmp(argument, "dtype") != 0;  // the argument of that name is one itself
+  const bool is_tensor = !strstr(argument, "dtype");  // the arguments of that name are one themselves
   if (type == DType::none) reject(op, argument, (is_tensor ? "has dtype " : "is ") + dtype_text(code), kTypes);
   return type;
 }
@@ -121,20 +128,39 @@ void check_weight(const char* op, const TensorView& x, int64_t dim, int64_t dim_
     reject(op, "weight", "has shape " + shape_text(weight.ndim, weight.sizes),
            "[" + std::to_string(cols) + "], the size of x along dim " + std::to_string(dim_as_given));
   }
-  check_device(op, "weight", x, weight);
+  check_device(op, "weight", {"x", &x}, weight);
+}
+
+void check_device(const char* op, const char* argument, const NamedTensor& first, const TensorView& tensor) {
+  if (same_device(*first.tensor, tensor)) return;
+  reject(op, argument, "is on " + device_text(tensor), device_text(*first.tensor) + ", where " + first.name + " is");
+}
+
+Activation check_activation(const char* op, const std::string& name) {
+  Activation found;
+  if (find_activation(name, &found)) return found;
+  std::string names;
+  for (const char* known : kActivations) names += (names.empty() ? "" : ", ") + std::string(known);
+  reject(op, "activation", "is '" + name + "'", "one of " + names);
 }
 
 void check_out(const char* op, const TensorView& x, int32_t result_dtype, const TensorView* weight, const TensorView& out) {
-  if (out.dtype != result_dtype) reject(op, "out", "has dtype " + dtype_text(out.dtype), dtype_text(result_dtype));
-  if (out.ndim != x.ndim || (x.ndim > 0 && memcmp(out.sizes, x.sizes, x.ndim * sizeof(int64_t)) != 0)) {
-    reject(op, "out", "has shape " + shape_text(out.ndim, out.sizes), shape_text(x.ndim, x.sizes));
+  check_result(op, x.ndim, x.sizes, result_dtype, {{"x", &x}, {"weight", weight}}, out);
+}
+
+void check_result(const char* op, int64_t ndim, const int64_t* sizes, int32_t dtype, std::initializer_list<NamedTensor> inputs,
+                  const TensorView& out) {
+  if (out.dtype != dtype) reject(op, "out", "has dtype " + dtype_text(out.dtype), dtype_text(dtype));
+  if (out.ndim != ndim || (ndim > 0 && memcmp(out.sizes, sizes, ndim * sizeof(int64_t)) != 0)) {
+    reject(op, "out", "has shape " + shape_text(out.ndim, out.sizes), shape_text(ndim, sizes));
   }
-  check_device(op, "out", x, out);
+  check_device(op, "out", *inputs.begin(), out);
   if (overlaps_itself(out.ndim, out.sizes, out.strides)) {
     throw std::invalid_argument(std::string(op) + ": out overlaps itself (a stride is 0); give it storage of its own");
   }
-  check_apart(op, "x", x, out);
-  if (weight) check_apart(op, "weight", *weight, out);
+  for (const NamedTensor& input : inputs) {
+    if (input.tensor) check_apart(op, input.name, *input.tensor, out);
+  }
 }
 
 }  // namespace tileops

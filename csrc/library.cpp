@@ -6,6 +6,7 @@
 
 #include <string>
 
+#include "check.h"
 #include "device.h"
 #include "knobs.h"
 #include "ops.h"
@@ -24,6 +25,9 @@ constexpr struct {
   const char* op;
   void (*kernel)(StableIValue*, uint64_t, uint64_t);
 } kKernels[] = {
+    {"gemm", gemm},
+    {"gemm.out", gemm_out},
+    {"_explain_gemm", explain_gemm},
     {"softmax", softmax},
     {"softmax.out", softmax_out},
     {"_explain_softmax", explain_softmax},
@@ -52,6 +56,21 @@ std::string with_torch_text(std::string message) {
 
 std::string name_of(const char* schema) { return std::string(schema, strcspn(schema, "(")); }
 
+// An eager twin takes the number of an activation in place of its name: torch before 2.14 loses a copy of each str that C++
+// passes to an operator, and every fallback would pass one.
+std::string as_defined(const char* schema) {
+  std::string text = schema;
+  const std::string argument = "str activation='";
+  const size_t start = text.find(argument);
+  if (text.rfind("_eager_", 0) != 0 || start == std::string::npos) return text;
+  const size_t name = start + argument.size(), end = text.find('\'', name);
+  Activation number;
+  if (!find_activation(text.substr(name, end - name), &number)) {
+    throw std::logic_error("no such activation in " + text);
+  }
+  return text.replace(start, end + 1 - start, "int activation=" + std::to_string(static_cast<int32_t>(number)));
+}
+
 // No tag on `.out`: for torch.Tag.out, Inductor (torch 2.13, 2.14) rewrites a call of the functional overload into one of `.out`
 // and passes each keyword-only argument twice.
 // The shim cannot look a name up: the definition's own return code is the check. The names that only we use come first, so that
@@ -59,7 +78,8 @@ std::string name_of(const char* schema) { return std::string(schema, strcspn(sch
 std::string define_all(TorchLibraryHandle library) {
   for (const bool is_private : {true, false}) {
     for (const char* schema : schemas) {
-      if ((schema[0] == '_') != is_private || aoti_torch_library_def(library, schema) == 0) continue;
+      if ((schema[0] == '_') != is_private) continue;
+      if (aoti_torch_library_def(library, as_defined(schema).c_str()) == 0) continue;
       const std::string name = std::string(kNamespace) + "::" + name_of(schema);
       return with_torch_text(
           is_private ? "another copy of this library, or of the package it belongs to, has already defined " + name +

@@ -12,6 +12,9 @@
 
 namespace tileops {
 
+void gemm(StableIValue* stack, uint64_t inputs, uint64_t outputs);
+void gemm_out(StableIValue* stack, uint64_t inputs, uint64_t outputs);
+void explain_gemm(StableIValue* stack, uint64_t inputs, uint64_t outputs);
 void softmax(StableIValue* stack, uint64_t inputs, uint64_t outputs);
 void softmax_out(StableIValue* stack, uint64_t inputs, uint64_t outputs);
 void explain_softmax(StableIValue* stack, uint64_t inputs, uint64_t outputs);

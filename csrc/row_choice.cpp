@@ -86,11 +86,6 @@ std::string none_fits(const std::string& which, const RowCall& call, const char*
   return "no " + which + "kernel for " + types_text(call) + " fits (the last one tried: " + last_reason + ")";
 }
 
-[[noreturn]] void cannot_force(const char* op, const std::string& force, const std::string& why) {
-  throw std::runtime_error(std::string(op) + ": TILEOPS_FORCE=" + force + " cannot apply: " + why +
-                           "; unset it, or force a target or kernel that fits");
-}
-
 const RowVariant* forced_target(const char* op, const RowTable& table, const Device& device, const RowCall& call,
                                 Target target) {
   const char* name = target_name(target);
@@ -116,6 +111,11 @@ const RowVariant* forced_variant(const char* op, const Device& device, const Row
 }
 
 }  // namespace
+
+void cannot_force(const char* op, const std::string& force, const std::string& why) {
+  throw std::runtime_error(std::string(op) + ": TILEOPS_FORCE=" + force + " cannot apply: " + why +
+                           "; unset it, or force a target or kernel that fits");
+}
 
 const char* why_not(const RowVariant& variant, const RowCall& call) {
   const RowProblem& p = call.problem;

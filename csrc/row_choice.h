@@ -34,6 +34,9 @@ class RowTable {
   std::vector<const RowVariant*> rows_[2][4][4];
 };
 
+// RuntimeError: TILEOPS_FORCE asks for what cannot serve the call.
+[[noreturn]] void cannot_force(const char* op, const std::string& force, const std::string& why);
+
 // Why no kernel may be used on this device as the knobs stand, before the call itself is looked at; "" if one may.
 std::string refusal(const char* op, const Device& device);
 

@@ -1,5 +1,6 @@
 #include "row_op.h"
 
+#include "eager.h"
 #include "knobs.h"
 
 namespace tileops {
@@ -68,47 +69,16 @@ std::string kernel_reason(const Plan& plan) {
   return reason;
 }
 
-void log_path(const RowOp& op, const char* path, const std::string& reason) {
-  log_decision(op.name, dtype_name(op.x_type), shape_text(op.x.ndim, op.x.sizes), path, reason);
-}
+EagerTwin twin_of(const RowOp& op) { return {op.name, op.eager, op.arguments, {&op.x, nullptr}}; }
 
 void execute(const RowOp& op, Device& device, const Plan& plan) {
-  if (__builtin_expect(knobs().log, 0)) log_path(op, plan.variant->name, kernel_reason(plan));
+  if (__builtin_expect(knobs().log, 0)) log_path(twin_of(op), plan.variant->name, kernel_reason(plan));
   if (plan.copy_of_x) {
     const NoGrad no_grad;
     torch_check(aoti_torch_copy_(plan.copy_of_x.get(), op.x.handle, 0), "copying x");
   }
   load_kernel(device, *plan.variant);
   op.launch(*plan.variant, plan.call, current_stream(op.x.device_index));
-}
-
-Owned run_eager(const RowOp& op, Args& args, Device& device, const std::string& reason) {
-  const Knobs& k = knobs();
-  // What was forced by name is no fallback.
-  if (k.require_native && k.force != "eager") {
-    throw std::runtime_error(std::string(op.name) +
-                             ": TILEOPS_REQUIRE_NATIVE is set and no kernel serves this call: " + reason);
-  }
-  if (k.log) log_path(op, "eager", reason);
-  if (device.target_count == 0 && !device.warned.exchange(true)) {
-    const std::string message = "tileops runs in eager PyTorch on this GPU: " + device.reason;
-    aoti_torch_warn("tileops", "tileops", 0, message.c_str());
-  }
-  const NoGrad no_grad;
-  AOTITorchError error = 0;
-  const StableIValue result = args.give_to(op.eager, op.arguments, &error);
-  if (error != 0) {
-    const std::string text = torch_error_text();
-    throw std::runtime_error(!text.empty() ? text
-                                           : std::string(op.name) + ": no kernel serves this call (" + reason +
-                                                 "), and its eager form failed; torch printed why on stderr");
-  }
-  return Owned(from_stable<AtenTensorHandle>(result));
-}
-
-void copy_to(const TensorView& out, const Owned& result) {
-  const NoGrad no_grad;
-  torch_check(aoti_torch_copy_(out.handle, result.get(), 0), "copying the result to out");
 }
 
 }  // namespace
@@ -127,7 +97,7 @@ Owned run_row_op(const RowOp& op, Args& args) {
     }
     reason = plan.reason;
   }
-  return run_eager(op, args, device, reason);
+  return run_eager(twin_of(op), args, device, reason);
 }
 
 void run_row_op_out(const RowOp& op, Args& args, const TensorView& out) {
@@ -150,7 +120,7 @@ void run_row_op_out(const RowOp& op, Args& args, const TensorView& out) {
     }
     reason = plan.reason;
   }
-  copy_to(out, run_eager(op, args, device, reason));
+  copy_to(out, run_eager(twin_of(op), args, device, reason));
 }
 
 std::string explain_row_op(const RowOp& op) {

@@ -35,13 +35,6 @@ Owned run_row_op(const RowOp& op, Args& args);
 void run_row_op_out(const RowOp& op, Args& args, const TensorView& out);
 std::string explain_row_op(const RowOp& op);  // "kernel|eager \t variant \t reason"
 
-// The string result of an _explain_ operator, and the tensor result of the others, replace the arguments in the stack.
-template <typename Body>
-void boxed(StableIValue* stack, Body body) {
-  const StableIValue result = body();  // the arguments are gone when it returns
-  stack[0] = result;
-}
-
 void launch_kernel(const RowVariant& variant, unsigned grid_x, unsigned grid_y, void* params, cudaStream_t stream);
 
 // Launches over all rows; Params is the generated struct of the kernel. A grid has at most 65535 blocks along y and 2^31 - 1

@@ -1,9 +1,9 @@
 // Operator arguments and results as the stable shim passes them, and owners for what it hands out.
 //
 // A StableIValue is eight bytes: an int64, a double, a bool or a dtype code (int32) in the low bytes, or a pointer. A `T?` is
-// NULL or a pointer to a heap StableIValue. A boxed kernel owns its inputs: it deletes each tensor handle and each box of an
-// optional; a result is a new handle that torch deletes. torch_call_dispatcher likewise takes what its stack holds, also when
-// the operator then throws. (Read in shim_common.cpp: to_ivalue and from_ivalue, torch 2.10 and main.)
+// NULL or a pointer to a heap StableIValue. A boxed kernel owns its inputs: it deletes each tensor handle, each string handle
+// and each box of an optional; a result is a new handle that torch deletes. torch_call_dispatcher likewise takes what its stack
+// holds, also when the operator then throws. (Read in shim_common.cpp: to_ivalue and from_ivalue, torch 2.10 and main.)
 #pragma once
 
 #include <string.h>
@@ -107,7 +107,7 @@ inline Owned new_reference(AtenTensorHandle tensor) {
   return Owned(handle);
 }
 
-enum class Kind : char { tensor, optional_tensor, optional_value, value };
+enum class Kind : char { tensor, optional_tensor, optional_value, value, string };
 
 // The inputs of a boxed kernel, owned. They stay in their stack, so that the call of a twin with the same schema hands them on
 // as they are.
@@ -135,6 +135,21 @@ class Args {
     return box ? from_stable<T>(*box) : when_none;
   }
 
+  std::string string(int i) const {
+    const StringHandle handle = from_stable<StringHandle>(stack_[i]);
+    const char* data;
+    size_t length;
+    torch_check(torch_string_c_str(handle, &data) | torch_string_length(handle, &length), "reading a string argument");
+    return std::string(data, length);
+  }
+
+  // Releases what is in slot i and puts a plain value there: what the eager twin takes in its place.
+  void replace(int i, StableIValue value) {
+    destroy(i);
+    stack_[i] = value;
+    plain_ |= 1u << i;
+  }
+
   // The tensor in slot i, now the caller's.
   Owned take_tensor(int i) {
     Owned tensor(this->tensor(i));
@@ -153,9 +168,13 @@ class Args {
 
  private:
   void destroy(int i) {
-    if (stack_[i] == 0 || kinds_[i] == Kind::value) return;
+    if (stack_[i] == 0 || kinds_[i] == Kind::value || (plain_ >> i & 1)) return;
     if (kinds_[i] == Kind::tensor) {
       aoti_torch_delete_tensor_object(tensor(i));
+      return;
+    }
+    if (kinds_[i] == Kind::string) {
+      torch_delete_string(from_stable<StringHandle>(stack_[i]));
       return;
     }
     StableIValue* box = from_stable<StableIValue*>(stack_[i]);
@@ -166,7 +185,15 @@ class Args {
   StableIValue* stack_;
   const Kind* kinds_;
   int count_;
+  uint32_t plain_ = 0;  // bit i: slot i was replaced
 };
+
+// The string result of an _explain_ operator, and the tensor result of the others, replace the arguments in the stack.
+template <typename Body>
+void boxed(StableIValue* stack, Body body) {
+  const StableIValue result = body();  // the arguments are gone when it returns
+  stack[0] = result;
+}
 
 // What we read of a tensor, borrowed from it.
 struct TensorView {

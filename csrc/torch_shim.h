@@ -67,6 +67,9 @@ AOTITorchError aoti_torch_create_device_guard(int32_t device_index, DeviceGuardH
 AOTITorchError aoti_torch_delete_device_guard(DeviceGuardHandle guard);
 
 AOTITorchError torch_new_string_handle(const char* data, size_t length, StringHandle* handle);
+AOTITorchError torch_delete_string(StringHandle handle);
+AOTITorchError torch_string_length(StringHandle handle, size_t* length);
+AOTITorchError torch_string_c_str(StringHandle handle, const char** data);  // borrowed
 
 AOTITorchError torch_call_dispatcher(const char* opName, const char* overloadName, StableIValue* stack,
                                      uint64_t extension_build_version);

@@ -90,33 +90,35 @@ def add_explainer(op: str, explainer: Callable[..., str]) -> None:
     _explainers[op] = explainer
 
 
-def decide_eager(op: str, x: torch.Tensor) -> Decision:
-    """The decision for a call that reached Python; RuntimeError where another path is forced."""
+def decide_eager(op: str, **operands: torch.Tensor) -> Decision:
+    """The decision for a call that reached Python, from its tensors by name; RuntimeError where another path is forced."""
     now = knobs.current()
-    reason = _reason(x, now)
+    reason = _reason(*next(iter(operands.items())), now)
     if now.force not in ("", "eager"):
         remedy = "unset it, or force a target or kernel that fits"
         raise RuntimeError(f"{op}: TILEOPS_FORCE={now.force} cannot apply: {reason}; {remedy}")
     return Decision("eager", "", reason)
 
 
-def enter_eager(op: str, x: torch.Tensor) -> None:
+def enter_eager(op: str, **operands: torch.Tensor) -> None:
     """To be called before the eager path is taken: says so where asked to, and raises RuntimeError where a knob forbids it."""
-    now, decision = knobs.current(), decide_eager(op, x)
+    now, decision = knobs.current(), decide_eager(op, **operands)
+    x = next(iter(operands.values()))
     if now.require_native and now.force != "eager":  # what was forced by name is no fallback
         raise RuntimeError(f"{op}: TILEOPS_REQUIRE_NATIVE is set and no kernel serves this call: {decision.reason}")
     if now.log == "dispatch":
-        problem = f"{op} {str(x.dtype).removeprefix('torch.')} {list(x.shape)}"
+        shapes = " ".join(str(list(tensor.shape)) for tensor in operands.values())
+        problem = f"{op} {str(x.dtype).removeprefix('torch.')} {shapes}"
         _once(f"tileops: {problem} -> {decision.path} ({decision.reason})", lambda line: print(line, file=sys.stderr))
     if x.is_cuda and not now.force and not now.disable_native:
         _once(f"tileops runs in eager PyTorch on this GPU: {decision.reason}", _warn)
 
 
-def _reason(x: torch.Tensor, now: knobs.Knobs) -> str:
+def _reason(name: str, x: torch.Tensor, now: knobs.Knobs) -> str:
     if now.force == "eager":
         return "TILEOPS_FORCE=eager is set"
     if not x.is_cuda:
-        return f"x is on {x.device}"
+        return f"{name} is on {x.device}"
     if now.disable_native:
         return "TILEOPS_DISABLE_NATIVE is set"
     return f"no kernels are loaded: {_native.load().reason}"

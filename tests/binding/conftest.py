@@ -1,6 +1,7 @@
 """Builds what these tests load, once per session: the plain C++ parts, and the library over a made-up and over a real CUDA."""
 
 import ctypes
+import functools
 import json
 import os
 import shutil
@@ -11,6 +12,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import torch.nn.functional as F
 
 ROOT = Path(__file__).resolve().parents[2]
 HERE = Path(__file__).resolve().parent
@@ -143,7 +145,7 @@ def real_path(folder, cuda, generated) -> Path:
 @pytest.fixture(scope="session")
 def row_probe(folder) -> ctypes.CDLL:
     target = folder / "row_probe.so"
-    sources = [HERE / "row_probe.cpp", CSRC / "row_problem.cpp"]
+    sources = [HERE / "row_probe.cpp", CSRC / "row_problem.cpp", CSRC / "gemm_problem.cpp"]
     run("g++", *FLAGS, "-fvisibility=default", "-shared", "-I", CSRC, *sources, "-o", target)
     return ctypes.CDLL(str(target))
 
@@ -198,11 +200,24 @@ def eager_rms_norm(x, weight=None, eps=1e-6, *, dim=-1, weight_offset=0.0, round
     return y.movedim(-1, dim).to(x.dtype)
 
 
+ACTIVATIONS = (lambda z: z, torch.relu, F.gelu, functools.partial(F.gelu, approximate="tanh"), F.silu)
+
+
+def eager_gemm(a, b, bias=None, *, activation=0, residual=None, out_dtype=None, scale_a=None, scale_b=None):
+    assert not torch.is_grad_enabled()
+    if a.shape[-1] == 3:
+        raise KeyError("from the eager twin")
+    z = torch.matmul(a.float(), b.float())
+    y = ACTIVATIONS[activation](z if bias is None else z + bias)
+    return (y if residual is None else y + residual).to(out_dtype or a.dtype)
+
+
 @pytest.fixture(scope="module")
 def fake_ops(fake_library, binding):
     twins = torch.library.Library(binding.namespace, "FRAGMENT")
     twins.impl("_eager_softmax", eager_softmax, "CompositeExplicitAutograd")
     twins.impl("_eager_rms_norm", eager_rms_norm, "CompositeExplicitAutograd")
+    twins.impl("_eager_gemm", eager_gemm, "CompositeExplicitAutograd")
     yield getattr(torch.ops, binding.namespace)
     twins._destroy()
 

@@ -1,4 +1,5 @@
 // Opens the parts of the binding that are plain C++ to ctypes.
+#include "gemm_problem.h"
 #include "row_problem.h"
 
 extern "C" {
@@ -9,6 +10,23 @@ int probe_collapse(int64_t ndim, const int64_t* sizes, const int64_t* x, const i
   const int64_t flat[] = {p.outer,       p.inner,       p.cols,        p.x_stride[0], p.x_stride[1],
                           p.x_stride[2], p.y_stride[0], p.y_stride[1], p.y_stride[2]};
   for (int i = 0; i < 9; ++i) out[i] = flat[i];
+  return 1;
+}
+
+// sizes and strides of a, b, y and residual, one after the other; ndims[3] 0: no residual.
+int probe_gemm(const int64_t* ndims, const int64_t* sizes, const int64_t* strides, int64_t* out) {
+  tileops::MatrixStack tensors[4];
+  for (int t = 0; t < 4; ++t) {
+    tensors[t] = {ndims[t], sizes, strides};
+    sizes += ndims[t];
+    strides += ndims[t];
+  }
+  tileops::GemmProblem p;
+  if (!tileops::collapse_gemm(tensors[0], tensors[1], tensors[2], ndims[3] ? &tensors[3] : nullptr, &p)) return 0;
+  *out++ = p.batch, *out++ = p.m, *out++ = p.n, *out++ = p.k;
+  for (const auto* stride : {&p.a_stride, &p.b_stride, &p.y_stride, &p.residual_stride}) {
+    for (int i = 0; i < 3; ++i) *out++ = (*stride)[i];
+  }
   return 1;
 }
 

@@ -56,8 +56,39 @@ def eager_rms_norm_silu(x, weight=None, eps=1e-5, *, dim=-1, round_before_weight
     return F.silu(eager_rms_norm(x, weight, eps, dim=dim, round_before_weight=round_before_weight))
 
 
-EXACT = {"softmax": exact_softmax, "rms_norm": exact_rms_norm, "rms_norm_silu": exact_rms_norm_silu}
-EAGER = {"softmax": eager_softmax, "rms_norm": eager_rms_norm, "rms_norm_silu": eager_rms_norm_silu}
+ACTIVATIONS = {
+    "none": lambda z: z,
+    "relu": torch.relu,
+    "gelu": F.gelu,
+    "gelu_tanh": functools.partial(F.gelu, approximate="tanh"),
+    "silu": F.silu,
+}
+
+
+def _gemm(a, b, bias, activation, residual):
+    z = torch.matmul(a, b)
+    y = ACTIVATIONS[activation](z if bias is None else z + bias)
+    return y if residual is None else y + residual
+
+
+def exact_gemm(a, b, bias=None, *, activation="none", residual=None, out_dtype=None):
+    wide = [None if t is None else t.double() for t in (a, b, bias, residual)]
+    return _gemm(*wide[:3], activation, wide[3])
+
+
+def eager_gemm(a, b, bias=None, *, activation="none", residual=None, out_dtype=None):
+    """Each step in a's dtype."""
+    same = [None if t is None else t.to(a.dtype) for t in (bias, residual)]
+    return _gemm(a, b, same[0], activation, same[1]).to(out_dtype or a.dtype)
+
+
+EXACT = {"softmax": exact_softmax, "rms_norm": exact_rms_norm, "rms_norm_silu": exact_rms_norm_silu, "gemm": exact_gemm}
+EAGER = {"softmax": eager_softmax, "rms_norm": eager_rms_norm, "rms_norm_silu": eager_rms_norm_silu, "gemm": eager_gemm}
+
+
+def operands(op: str, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """The tensors that `op` needs, x first, for a result of the shape of x: gemm takes a square b."""
+    return (x, normal(x.shape[-1], x.shape[-1], dtype=x.dtype, device=x.device, seed=5)) if op == "gemm" else (x,)
 
 
 def arithmetic_floor(exact: torch.Tensor, cols: int) -> torch.Tensor:
@@ -114,6 +145,31 @@ def check(op: str, x: torch.Tensor, *args: Any, run: Any = None, **kwargs: Any) 
     if not kwargs.get("round_before_weight"):  # which sits on a rounding that float32 and float64 may take differently
         assert_rounded_once(ours, exact, cols)
     assert_as_good_as_eager(ours, exact, EAGER[op](x, *args, **kwargs), cols)
+    return ours
+
+
+def gemm_floor(a, b, bias=None, *, residual=None, **options):
+    """What float32 arithmetic may add: roundings of a sum of K products, relative to their sizes and not to what is left of
+    them; an activation stretches by 1.13 at most."""
+    sizes = torch.matmul(a.double().abs(), b.double().abs())
+    sizes = sum((t.double().abs() for t in (bias, residual) if t is not None), sizes)
+    return (32 + 2 * a.shape[-1] ** 0.5) * F32_ROUNDING * sizes
+
+
+def check_gemm(a, b, *args: Any, run: Any = None, **kwargs: Any) -> torch.Tensor:
+    """As check, for tileops.gemm, whose result is contiguous."""
+    import tileops
+
+    ours = (run or tileops.gemm)(a, b, *args, **kwargs)
+    exact, floor = exact_gemm(a, b, *args, **kwargs), gemm_floor(a, b, *args, **kwargs)
+    assert ours.dtype == (kwargs.get("out_dtype") or a.dtype) and ours.device == a.device
+    assert ours.is_contiguous() or run
+    torchs_own = a.is_cuda and tileops.explain("gemm", a, b, *args, **kwargs).path == "eager"
+    if not torchs_own:  # which may reduce in the result's dtype
+        _assert_within(ours, exact, half_unit(exact, ours.dtype) + floor)
+    error = (eager_gemm(a, b, *args, **kwargs).double() - exact).abs()
+    worst = error[torch.isfinite(error)].amax() if torch.isfinite(error).any() else 0.0
+    _assert_within(ours, exact, 2 * worst + floor)
     return ours
 
 

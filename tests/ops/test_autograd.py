@@ -5,7 +5,7 @@ import itertools
 import pytest
 import torch
 import torch.autograd.forward_ad as forward_ad
-from ops_reference import DTYPES, EAGER, EXACT, normal
+from ops_reference import DTYPES, EAGER, EXACT, normal, operands
 
 import tileops
 
@@ -13,6 +13,7 @@ pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch's
 
 OPS = ("softmax", "rms_norm", "rms_norm_silu")
 NORMS = OPS[1:]
+ALL = (*OPS, "gemm")
 
 
 def gradients(run, x, weight, dy, **options):
@@ -121,19 +122,20 @@ def test_only_what_is_wanted(device, op, wanted):  # B42
         assert not getattr(tileops, op)(*tensors).requires_grad
 
 
-@pytest.mark.parametrize("op", OPS)
+@pytest.mark.parametrize("op", ALL)
 def test_raw_operator_has_no_gradient_and_says_so(device, op):  # B42
     x = normal(3, 8, device=device).requires_grad_()
-    y = getattr(torch.ops.tileops, op)(x)
+    y = getattr(torch.ops.tileops, op)(*operands(op, x))
     with pytest.warns(UserWarning, match="an autograd kernel was not registered"):
         y.sum().backward()
     assert x.grad is None, "on no device: the CPU must not differ from the GPU"
 
 
-@pytest.mark.parametrize("op", OPS)
+@pytest.mark.parametrize("op", ALL)
 def test_nothing_is_overwritten(device, op):  # B44
     x = normal(5, 16, device=device).requires_grad_()
-    weights = [normal(16, device=device, seed=1).requires_grad_()] if op in NORMS else []
+    weights = [t.requires_grad_() for t in operands(op, x)[1:]]
+    weights += [normal(16, device=device, seed=1).requires_grad_()] if op in (*NORMS, "gemm") else []
     dy = normal(5, 16, device=device, seed=2)
     kept = [t.detach().clone() for t in (x, *weights, dy)]
     y = getattr(tileops, op)(x, *weights)
@@ -149,22 +151,23 @@ def test_nothing_is_overwritten(device, op):  # B44
     torch.testing.assert_close(twice, 3 * first[0])
 
 
-@pytest.mark.parametrize("op", OPS)
+@pytest.mark.parametrize("op", ALL)
 def test_forward_mode_is_refused(op):
-    x = normal(3, 8)
+    x, *others = operands(op, normal(3, 8))
     with pytest.raises(NotImplementedError, match="jvp"):
-        torch.func.jvp(getattr(tileops, op), (x,), (x,))
+        torch.func.jvp(lambda v: getattr(tileops, op)(v, *others), (x,), (x,))
     with forward_ad.dual_level(), pytest.raises(NotImplementedError, match="jvp"):
-        getattr(tileops, op)(forward_ad.make_dual(x, x))
+        getattr(tileops, op)(forward_ad.make_dual(x, x), *others)
 
 
 @pytest.mark.filterwarnings("ignore:There is a performance drop")
-@pytest.mark.parametrize("op", OPS)
+@pytest.mark.parametrize("op", ALL)
 def test_vmap_and_functional_gradients(device, op):
-    x = normal(4, 5, 6, device=device)
-    run = getattr(tileops, op)
+    x, *others = operands(op, normal(4, 5, 6, device=device))
+    run = (lambda v: tileops.gemm(v, *others, activation="silu")) if op == "gemm" else getattr(tileops, op)
     torch.testing.assert_close(torch.vmap(run)(x), run(x))
-    torch.testing.assert_close(torch.vmap(functools.partial(run, dim=0), in_dims=1, out_dims=1)(x), run(x, dim=0))
+    if op in OPS:
+        torch.testing.assert_close(torch.vmap(functools.partial(run, dim=0), in_dims=1, out_dims=1)(x), run(x, dim=0))
     loss = lambda v: run(v).pow(2).sum()  # noqa: E731
     leaf = x.clone().requires_grad_()
     loss(leaf).backward()

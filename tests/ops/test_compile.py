@@ -1,13 +1,13 @@
 """torch.compile, the fake kernels and torch's own check of custom operators."""
 import pytest
 import torch
-from ops_reference import normal
+from ops_reference import normal, operands
 
 import tileops
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch's own, on importing its compilers
 
-OPS = ("softmax", "rms_norm", "rms_norm_silu")
+OPS = ("softmax", "rms_norm", "rms_norm_silu", "gemm")
 VIEWS = {
     "packed": lambda d: normal(4, 6, 32, device=d),
     "swapped": lambda d: normal(6, 4, 32, device=d).transpose(0, 1),
@@ -19,8 +19,11 @@ VIEWS = {
 
 
 def calls(op, x):
-    yield (x,), {}
-    if op == "softmax":
+    yield operands(op, x), {}
+    if op == "gemm":
+        bias = normal(x.shape[-1], device=x.device, dtype=torch.float16)
+        yield (*operands(op, x), bias), {"activation": "gelu", "residual": x[:1], "out_dtype": torch.bfloat16}
+    elif op == "softmax":
         yield (x, 1), {"dtype": torch.bfloat16}
     else:
         yield (x, normal(x.shape[1], device=x.device, dtype=torch.float16), 1e-3), {"dim": 1, "round_before_weight": True}
@@ -32,9 +35,9 @@ def test_opcheck(device, op, view):  # B47
     for args, kwargs in calls(op, VIEWS[view](device)):
         torch.library.opcheck(getattr(torch.ops.tileops, op).default, args, kwargs)
         twin = getattr(torch.ops.tileops, f"_eager_{op}").default
-        torch.library.opcheck(twin, args, kwargs)
-        x, dtype = args[0], kwargs.get("dtype")
-        assert getattr(tileops, op)(*args, **kwargs).stride() == torch.empty_like(x, dtype=dtype).stride()
+        torch.library.opcheck(twin, args, {name: 2 if value == "gelu" else value for name, value in kwargs.items()})
+        like = torch.empty(args[0].shape) if op == "gemm" else torch.empty_like(args[0], dtype=kwargs.get("dtype"))
+        assert getattr(tileops, op)(*args, **kwargs).stride() == like.stride()
 
 
 @pytest.mark.parametrize("view", VIEWS)
@@ -42,7 +45,8 @@ def test_opcheck(device, op, view):  # B47
 def test_opcheck_out(device, op, view):
     """Without test_aot_dispatch_dynamic, which compiles a direct call: see the tag in tileops/ops/_table.py."""
     for args, kwargs in calls(op, VIEWS[view](device)):
-        out = torch.empty(args[0].shape, dtype=kwargs.get("dtype", args[0].dtype), device=device)
+        dtype = kwargs.get("out_dtype" if op == "gemm" else "dtype", args[0].dtype)
+        out = torch.empty(args[0].shape, dtype=dtype, device=device)
         utils = ("test_schema", "test_faketensor", "test_autograd_registration")
         torch.library.opcheck(getattr(torch.ops.tileops, op).out, args, {**kwargs, "out": out}, test_utils=utils)
 
@@ -71,9 +75,14 @@ def rms_norm_silu_program(x, w):
     return tileops.rms_norm_silu(x.transpose(0, 2), w, None, dim=1).transpose(0, 2) * x
 
 
+def gemm_program(x, w):
+    b = w[:, None] * w
+    return tileops.gemm(x.transpose(1, 2) * 2, b, w, activation="gelu_tanh", residual=x[:1, 0, :1]) + 1
+
+
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("dynamic", [False, True])
-@pytest.mark.parametrize("program", [softmax_program, rms_norm_program, rms_norm_silu_program])
+@pytest.mark.parametrize("program", [softmax_program, rms_norm_program, rms_norm_silu_program, gemm_program])
 def test_compile(device, backend, program, dynamic):
     if backend == "inductor" and dynamic and device == "cpu":
         pytest.skip("30 seconds of C++ compilation for what aot_eager shows as well")
@@ -97,10 +106,10 @@ def test_compile(device, backend, program, dynamic):
 def test_compiled_out_is_seen_as_written(device, backend, op):  # B49
     def program(x, out):
         before = out * 2
-        y = getattr(tileops, op)(x, out=out)
+        y = getattr(tileops, op)(x, *others, out=out)
         return before + out, y * 1
 
-    x = normal(4, 8, device=device)
+    x, *others = operands(op, normal(4, 8, device=device))
     ours, theirs = torch.ones(4, 8, device=device), torch.ones(4, 8, device=device)
     compiled = torch.compile(program, fullgraph=True, backend=backend)(x, ours)
     torch.testing.assert_close(compiled, program(x, theirs))
@@ -120,10 +129,10 @@ def test_errors_keep_their_words_under_compile():
 @pytest.mark.parametrize("op", OPS)
 def test_export(op):
     class Module(torch.nn.Module):
-        def forward(self, x):
-            return getattr(tileops, op)(x)
+        def forward(self, *args):
+            return getattr(tileops, op)(*args)
 
-    x = normal(4, 8)
-    exported = torch.export.export(Module(), (x,))
+    args = operands(op, normal(4, 8))
+    exported = torch.export.export(Module(), args)
     assert f"tileops.{op}.default" in exported.graph_module.code
-    torch.testing.assert_close(exported.module()(x), getattr(tileops, op)(x))
+    torch.testing.assert_close(exported.module()(*args), getattr(tileops, op)(*args))

@@ -1,7 +1,7 @@
 """What only a GPU shows: capture, streams, devices, big indices and exceptions through the native library."""
 import pytest
 import torch
-from ops_reference import normal
+from ops_reference import normal, operands
 
 import tileops
 
@@ -48,17 +48,18 @@ for seed in range(3):
 """, TILEOPS_REQUIRE_NATIVE="1")
 
 
-@pytest.mark.parametrize("op", OPS)
-def test_fallback_is_capturable(op):
-    x = normal(64, 100, device="cuda")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("op", (*OPS, "gemm"))
+def test_fallback_is_capturable(op, dtype):
+    args, options = operands(op, normal(64, 100, device="cuda", dtype=dtype)), {"activation": "silu"} if op == "gemm" else {}
     with tileops.knobs.scope(force="eager"):
-        getattr(tileops, op)(x)
+        getattr(tileops, op)(*args, **options)
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
-            y = getattr(tileops, op)(x)
-        x.copy_(normal(64, 100, seed=5))
+            y = getattr(tileops, op)(*args, **options)
+        args[0].copy_(normal(64, 100, seed=5))
         graph.replay()
-        torch.testing.assert_close(y, getattr(tileops, op)(x))
+        torch.testing.assert_close(y, getattr(tileops, op)(*args, **options))
 
 
 @pytest.mark.parametrize("op", OPS)

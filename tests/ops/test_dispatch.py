@@ -5,21 +5,23 @@ import types
 
 import pytest
 import torch
-from ops_reference import normal
+from ops_reference import normal, operands
 
 import tileops
 from tileops import _native, dispatch, knobs
 from tileops.ops import _table
 
-OPS = ("softmax", "rms_norm", "rms_norm_silu")
+OPS = ("softmax", "rms_norm", "rms_norm_silu")  # those that have kernels
+ALL = (*OPS, "gemm")
 
 
 def test_explain_on_cpu():
-    for op in OPS:
-        decision = tileops.explain(op, normal(3, 4))
-        assert (decision.path, decision.variant, decision.reason) == ("eager", "", "x is on cpu")
-        assert str(decision) == "eager: x is on cpu"
-        assert tileops.explain(getattr(tileops, op), normal(3, 4)) == decision
+    for op in ALL:
+        decision = tileops.explain(op, *operands(op, normal(3, 4)))
+        first = "a" if op == "gemm" else "x"
+        assert (decision.path, decision.variant, decision.reason) == ("eager", "", f"{first} is on cpu")
+        assert str(decision) == f"eager: {first} is on cpu"
+        assert tileops.explain(getattr(tileops, op), *operands(op, normal(3, 4))) == decision
     meta = tileops.explain("rms_norm", torch.empty(3, 4, device="meta"), torch.empty(4, device="meta"))
     assert str(meta) == "eager: x is on meta"
     assert str(dispatch.Decision("kernel", "softmax_x", "why")) == "kernel softmax_x: why"
@@ -73,33 +75,35 @@ def test_status_is_readable():
     ]
 
 
-@pytest.mark.parametrize("op", OPS)
+@pytest.mark.parametrize("op", ALL)
 def test_what_cannot_be_forced_is_an_error(op):
-    x = normal(3, 4)
+    args, first = operands(op, normal(3, 4)), "a" if op == "gemm" else "x"
     for force in ("portable", "sm_90a", "softmax_sm_90a_bf16", "nonsense"):
         with knobs.scope(force=force):
             for call in (getattr(tileops, op), functools.partial(tileops.explain, op), getattr(torch.ops.tileops, op)):
                 with pytest.raises(RuntimeError) as caught:
-                    call(x)
-                text = f"{op}: TILEOPS_FORCE={force} cannot apply: x is on cpu; unset it, or force a target or kernel that fits"
-                assert str(caught.value) == text
-    getattr(tileops, op)(x)
+                    call(*args)
+                assert str(caught.value) == (
+                    f"{op}: TILEOPS_FORCE={force} cannot apply: {first} is on cpu; "
+                    "unset it, or force a target or kernel that fits"
+                )
+    getattr(tileops, op)(*args)
 
 
-@pytest.mark.parametrize("op", OPS)
+@pytest.mark.parametrize("op", ALL)
 def test_require_native(op):
-    x = normal(3, 4)
+    args, reason = operands(op, normal(3, 4)), f"{'a' if op == 'gemm' else 'x'} is on cpu"
     with knobs.scope(require_native=True):
-        for call in (lambda: getattr(tileops, op)(x), lambda: getattr(tileops, op)(x, out=torch.empty_like(x))):
+        for out in (None, torch.empty_like(args[0])):
             with pytest.raises(RuntimeError) as caught:
-                call()
-            assert str(caught.value) == f"{op}: TILEOPS_REQUIRE_NATIVE is set and no kernel serves this call: x is on cpu"
-        with pytest.raises(RuntimeError, match="x is on cpu"):
-            getattr(tileops, op)(x.clone().requires_grad_())
-        assert tileops.explain(op, x).reason == "x is on cpu"
+                getattr(tileops, op)(*args, out=out)
+            assert str(caught.value) == f"{op}: TILEOPS_REQUIRE_NATIVE is set and no kernel serves this call: {reason}"
+        with pytest.raises(RuntimeError, match=reason):
+            getattr(tileops, op)(args[0].clone().requires_grad_(), *args[1:])
+        assert tileops.explain(op, *args).reason == reason
         with knobs.scope(force="eager"):  # what is forced by name is no fallback
-            assert tileops.explain(op, x).reason == "TILEOPS_FORCE=eager is set"
-            getattr(tileops, op)(x)
+            assert tileops.explain(op, *args).reason == "TILEOPS_FORCE=eager is set"
+            getattr(tileops, op)(*args)
 
 
 @pytest.mark.parametrize("op", OPS)
@@ -121,6 +125,7 @@ x = torch.ones(3, 4)
 for _ in range(3):
     tileops.softmax(x); tileops.rms_norm(x.bfloat16(), out=torch.empty(3, 4, dtype=torch.bfloat16)); tileops.softmax(x, 0)
 tileops.softmax(torch.ones(5))
+tileops.gemm(x, x.t())
 with tileops.knobs.scope(log=""):
     tileops.softmax(torch.ones(6))
 """
@@ -129,6 +134,7 @@ with tileops.knobs.scope(log=""):
         "tileops: softmax float32 [3, 4] -> eager (x is on cpu)",
         "tileops: rms_norm bfloat16 [3, 4] -> eager (x is on cpu)",
         "tileops: softmax float32 [5] -> eager (x is on cpu)",
+        "tileops: gemm float32 [3, 4] [4, 3] -> eager (a is on cpu)",
     ]
     assert run_python(program).stderr == ""
 
@@ -139,14 +145,14 @@ def test_a_gpu_without_kernels_is_warned_of_once(monkeypatch):
     x = types.SimpleNamespace(is_cuda=True, device="cuda:0", dtype=torch.float32, shape=(3, 4))
     for scope in ({"force": "eager"}, {"disable_native": True}):  # asked for
         with knobs.scope(**scope):
-            dispatch.enter_eager("softmax", x)
+            dispatch.enter_eager("softmax", x=x)
     text = r"^tileops runs in eager PyTorch on this GPU: no kernels are loaded: this is why$"
     with pytest.warns(RuntimeWarning, match=text) as caught:
         for op in OPS:
-            dispatch.enter_eager(op, x)
+            dispatch.enter_eager(op, x=x)
     assert len(caught) == 1
     with knobs.scope(require_native=True), pytest.raises(RuntimeError, match="this call: no kernels are loaded: this is why"):
-        dispatch.enter_eager("softmax", x)
+        dispatch.enter_eager("softmax", x=x)
 
 
 def test_knobs_from_the_environment():
@@ -192,7 +198,7 @@ def test_errors_of_the_native_path_are_given_back_as_they_were(monkeypatch):
 
     x = normal(3, 4)
     for text in ("", "softmax: no kernel serves this call (why), and its eager form failed; torch printed why on stderr"):
-        monkeypatch.setattr(module, "_op", _table.Operator("softmax", native(text), None, module._check))
+        monkeypatch.setattr(module, "_op", _table.Operator("softmax", native(text), None, None, None))
         with pytest.raises(IndexError) as caught:
             tileops.softmax(x, 5)
         assert str(caught.value) == "softmax: dim is 5; expected a value from -2 to 1 for x of shape [3, 4]"
@@ -211,7 +217,7 @@ def test_errors_of_the_native_path_are_given_back_as_they_were(monkeypatch):
         ("CUDA out of memory. Tried to allocate 2.00 GiB", torch.OutOfMemoryError),
         ("tileops: torch failed while allocating the result; it printed why on stderr", torch.OutOfMemoryError),
     ):
-        monkeypatch.setattr(module, "_op", _table.Operator("softmax", fail(text), None, module._check))
+        monkeypatch.setattr(module, "_op", _table.Operator("softmax", fail(text), None, None, None))
         with pytest.raises(kind) as caught:
             tileops.softmax(x)
         assert str(caught.value) == text and type(caught.value) is kind

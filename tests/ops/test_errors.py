@@ -40,19 +40,54 @@ BAD = [  # op, arguments, keywords, error, text
     ("rms_norm_silu", (ones(3, 4), ones(5)), {}, ValueError,
      "rms_norm_silu: weight has shape [5]; expected [4], the size of x along dim -1"),
     ("rms_norm_silu", (ones(3, 4, dtype=D),), {}, ValueError, f"rms_norm_silu: x has dtype torch.float64; expected {THREE}"),
+    ("gemm", (ones(4, 5, dtype=D), ones(5, 6)), {}, ValueError, f"gemm: a has dtype torch.float64; expected {THREE}"),
+    ("gemm", (ones(4, 5), ones(5, 6, dtype=B)), {}, ValueError,
+     "gemm: b has dtype torch.bfloat16; expected torch.float32, that of a"),
+    ("gemm", (ones(5), ones(5, 6)), {}, ValueError, "gemm: a has shape [5]; expected two dimensions or more, [..., M, K]"),
+    ("gemm", (ones(4, 5), ones(5)), {}, ValueError, "gemm: b has shape [5]; expected two dimensions or more, [..., K, N]"),
+    ("gemm", (ones(()), ones(5)), {}, ValueError, "gemm: a has shape []; expected two dimensions or more, [..., M, K]"),
+    ("gemm", (ones(2, 4, 5), ones(6, 5)), {}, ValueError,
+     "gemm: b has shape [6, 5]; expected [..., 5, N] for a of shape [2, 4, 5]"),
+    ("gemm", (ones(4, 0), ones(1, 6)), {}, ValueError, "gemm: b has shape [1, 6]; expected [..., 0, N] for a of shape [4, 0]"),
+    ("gemm", (ones(2, 1, 4, 5), ones(3, 2, 5, 6)), {}, ValueError,
+     "gemm: b has shape [3, 2, 5, 6]; expected batch dimensions that broadcast with those of a of shape [2, 1, 4, 5]"),
+    ("gemm", (ones(0, 4, 5), ones(2, 5, 6)), {}, ValueError,
+     "gemm: b has shape [2, 5, 6]; expected batch dimensions that broadcast with those of a of shape [0, 4, 5]"),
+    ("gemm", (ones(4, 5), ones(5, 6), ones(5)), {}, ValueError,
+     "gemm: bias has shape [5]; expected [6], the number of columns of b"),
+    ("gemm", (ones(4, 5), ones(5, 6), ones(1, 6)), {}, ValueError,
+     "gemm: bias has shape [1, 6]; expected [6], the number of columns of b"),
+    ("gemm", (ones(4, 5), ones(5, 6), ones(6, dtype=D)), {}, ValueError,
+     f"gemm: bias has dtype torch.float64; expected {THREE}"),
+    ("gemm", (ones(4, 5), ones(5, 6)), {"activation": "swish"}, ValueError,
+     "gemm: activation is 'swish'; expected one of none, relu, gelu, gelu_tanh, silu"),
+    ("gemm", (ones(4, 5), ones(5, 6)), {"activation": ""}, ValueError,
+     "gemm: activation is ''; expected one of none, relu, gelu, gelu_tanh, silu"),
+    ("gemm", (ones(4, 5), ones(5, 6)), {"residual": ones(3, 6)}, ValueError,
+     "gemm: residual has shape [3, 6]; expected one that broadcasts to the result, [4, 6]"),
+    ("gemm", (ones(4, 5), ones(5, 6)), {"residual": ones(1, 4, 6)}, ValueError,
+     "gemm: residual has shape [1, 4, 6]; expected one that broadcasts to the result, [4, 6]"),
+    ("gemm", (ones(4, 5), ones(5, 6)), {"residual": ones(4, 6, dtype=D)}, ValueError,
+     f"gemm: residual has dtype torch.float64; expected {THREE}"),
+    ("gemm", (ones(4, 5), ones(5, 6)), {"out_dtype": D}, ValueError, f"gemm: out_dtype is torch.float64; expected {THREE}"),
     # the order of the checks: x, then dim, then the other arguments
     ("softmax", (ones(4, 5, dtype=D), 7), {"dtype": D}, ValueError, f"softmax: x has dtype torch.float64; expected {THREE}"),
     ("softmax", (ones(4, 5), 7), {"dtype": D}, IndexError, f"softmax: dim is 7; {FROM_4_5}"),
     ("rms_norm", (ones(4, 5), ones(3, dtype=D)), {}, ValueError, f"rms_norm: weight has dtype torch.float64; expected {THREE}"),
 ]
 
-BAD_OUT = [  # op, x, out on a device, text
+BAD_OUT = [  # op, x or all operands, out on a device, text
     ("rms_norm", ones(4, 5), lambda d: ones(4, 6).to(d), "rms_norm: out has shape [4, 6]; expected [4, 5]"),
     ("rms_norm", ones(4, 5), lambda d: ones(20).to(d), "rms_norm: out has shape [20]; expected [4, 5]"),
     ("rms_norm", ones(4, 5, dtype=B), lambda d: ones(4, 5, dtype=H).to(d),
      "rms_norm: out has dtype torch.float16; expected torch.bfloat16"),
     ("rms_norm", ones(4, 5, dtype=B), lambda d: ones(4, 6, dtype=H).to(d),
      "rms_norm: out has dtype torch.float16; expected torch.bfloat16"),
+    ("gemm", (ones(4, 5), ones(5, 6)), lambda d: ones(4, 5).to(d), "gemm: out has shape [4, 5]; expected [4, 6]"),
+    ("gemm", (ones(4, 5), ones(5, 6)), lambda d: ones(4, 6, dtype=B).to(d),
+     "gemm: out has dtype torch.bfloat16; expected torch.float32"),
+    ("gemm", (ones(4, 5), ones(5, 6)), lambda d: ones(6).to(d).expand(4, 6),
+     "gemm: out overlaps itself (a stride is 0); give it storage of its own"),
     ("softmax", ones(4, 5), lambda d: ones(4, 5, dtype=D).to(d),
      "softmax: out has dtype torch.float64; expected torch.float32"),
     ("softmax", ones(4, 5), lambda d: ones(4, 1).to(d).expand(4, 5),
@@ -95,9 +130,10 @@ def test_bad_input_where_gradients_are_wanted(device, op, args, kwargs, error, t
 
 @pytest.mark.parametrize(("op", "x", "out", "text"), BAD_OUT)
 def test_bad_out(device, op, x, out, text):
+    operands = [place(t, device) for t in (x if isinstance(x, tuple) else (x,))]
     for call in callers(op):
         with pytest.raises(ValueError) as caught:
-            call(x.to(device), out=out(device))
+            call(*operands, out=out(device))
         assert str(caught.value) == text
 
 
@@ -117,6 +153,22 @@ def test_out_that_overlaps(device):
     assert torch.equal(square, torch.ones(6, 6, device=device)), "nothing was written"
 
 
+def test_out_that_overlaps_an_input_of_gemm(device):
+    square = torch.ones(6, 6, device=device)
+    one, other = normal(6, 6, device=device), normal(6, 6, device=device, seed=1)
+    for name, args, residual in (
+        ("a", (square.t(), one), None),
+        ("b", (one, square), None),
+        ("bias", (one, other, square[:, 2]), None),
+        ("residual", (one, other), square[3]),
+    ):
+        for call in callers("gemm"):
+            with pytest.raises(ValueError) as caught:
+                call(*args, residual=residual, out=square)
+            assert str(caught.value) == f"gemm: out overlaps {name} in memory; give it storage of its own"
+    assert torch.equal(square, torch.ones(6, 6, device=device)), "nothing was written"
+
+
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 def test_mixed_devices():
@@ -129,6 +181,16 @@ def test_mixed_devices():
     ):
         with pytest.raises(ValueError) as caught:
             tileops.rms_norm(*args, **kwargs)
+        assert str(caught.value) == text
+    square, far = ones(4, 4), ones(4, 4).cuda()
+    for args, kwargs, text in (
+        ((far, square), {}, "gemm: b is on cpu; expected cuda:0, where a is"),
+        ((square, square, far[0]), {}, "gemm: bias is on cuda:0; expected cpu, where a is"),
+        ((far, far), {"residual": square}, "gemm: residual is on cpu; expected cuda:0, where a is"),
+        ((far, far), {"out": ones(4, 4)}, "gemm: out is on cpu; expected cuda:0, where a is"),
+    ):
+        with pytest.raises(ValueError) as caught:
+            tileops.gemm(*args, **kwargs)
         assert str(caught.value) == text
     torch.cuda.synchronize()
     assert torch.isfinite(tileops.rms_norm(cuda_x)).all()

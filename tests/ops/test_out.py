@@ -3,7 +3,7 @@ import random
 
 import pytest
 import torch
-from ops_reference import DTYPES, normal
+from ops_reference import DTYPES, normal, operands
 
 import tileops
 from tileops.ops._checks import may_overlap
@@ -58,25 +58,25 @@ def test_softmax_into_another_dtype(route):
         assert torch.equal(tileops.softmax(x, dtype=dtype, out=out), tileops.softmax(x, dtype=dtype))
 
 
-@pytest.mark.parametrize("op", OPS)
+@pytest.mark.parametrize("op", (*OPS, "gemm"))
 def test_out_and_gradients(device, op):
-    x, out = normal(3, 4, device=device), torch.empty(3, 4, device=device)
+    (x, *others), out = operands(op, normal(3, 4, device=device)), torch.empty(3, 4, device=device)
     text = f"{op}: out was given while a gradient is wanted; expected no out, or a call under torch.no_grad()"
     with pytest.raises(ValueError) as caught:
-        getattr(tileops, op)(x.clone().requires_grad_(), out=out)
+        getattr(tileops, op)(x.clone().requires_grad_(), *others, out=out)
     assert str(caught.value) == text
     with pytest.raises(ValueError):
-        getattr(tileops, op)(x, out=out.clone().requires_grad_())
+        getattr(tileops, op)(x, *others, out=out.clone().requires_grad_())
     with torch.no_grad():
-        getattr(tileops, op)(x.requires_grad_(), out=out)
-    assert not out.requires_grad and torch.equal(out, getattr(tileops, op)(x).detach())
+        getattr(tileops, op)(x.requires_grad_(), *others, out=out)
+    assert not out.requires_grad and torch.equal(out, getattr(tileops, op)(x, *others).detach())
 
 
-@pytest.mark.parametrize("op", OPS)
+@pytest.mark.parametrize("op", (*OPS, "gemm"))
 def test_inference_mode(device, op):
     with torch.inference_mode():
-        x = normal(3, 4, device=device)
-        assert torch.equal(getattr(tileops, op)(x, out=torch.empty_like(x)), getattr(tileops, op)(x))
+        args = operands(op, normal(3, 4, device=device))
+        assert torch.equal(getattr(tileops, op)(*args, out=torch.empty_like(args[0])), getattr(tileops, op)(*args))
 
 
 def test_overlap_against_every_byte():

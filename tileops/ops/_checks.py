@@ -1,4 +1,6 @@
 """What every operator asks of its arguments. csrc/check.cpp asks the same on the native path, in the same order and words."""
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -35,18 +37,18 @@ def check_weight(op: str, x: Tensor, weight: Tensor | None, dim: int) -> None:
     check_device(op, "weight", weight, x)
 
 
-def check_device(op: str, argument: str, tensor: Tensor, x: Tensor) -> None:
+def check_device(op: str, argument: str, tensor: Tensor, x: Tensor, first: str = "x") -> None:
     if tensor.device != x.device:
-        raise ValueError(f"{op}: {argument} is on {tensor.device}; expected {x.device}, where x is")
+        raise ValueError(f"{op}: {argument} is on {tensor.device}; expected {x.device}, where {first} is")
 
 
-def check_out(op: str, x: Tensor, dtype: torch.dtype, out: Tensor) -> None:
-    """All that can be told without memory addresses, so that it holds under FakeTensor too."""
+def check_out(op: str, x: Tensor, first: str, shape: Sequence[int], dtype: torch.dtype, out: Tensor) -> None:
+    """All that can be told without memory addresses, so that it holds under FakeTensor too. `first` is the name of x."""
     if out.dtype != dtype:
         raise ValueError(f"{op}: out has dtype {out.dtype}; expected {dtype}")
-    if out.shape != x.shape:
-        raise ValueError(f"{op}: out has shape {list(out.shape)}; expected {list(x.shape)}")
-    check_device(op, "out", out, x)
+    if out.shape != tuple(shape):
+        raise ValueError(f"{op}: out has shape {list(out.shape)}; expected {list(shape)}")
+    check_device(op, "out", out, x, first)
 
 
 def check_overlap(op: str, out: Tensor, inputs: dict[str, Tensor]) -> None:
