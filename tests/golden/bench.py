@@ -124,7 +124,7 @@ def main(names):
     parts = {"gemm": gemm_rows, "attention": attention_rows, "mla": mla_rows}
     torch.manual_seed(0)
     for name in names or parts:
-        print(aligned(HEADER, list(parts[name]())), flush=True)
+        print(aligned([HEADER, *parts[name]()], left=(0, 1)), flush=True)
 
 
 if __name__ == "__main__":

@@ -195,12 +195,11 @@ TILEOPS_KERNEL(gemm_sm_90a_bf16_bf16_128x256x64, gemm_params, 384, 1) {
       for (int e = 0; e < 4; ++e) {
         // gemm.py:49: with T.If(residual.given):
         // gemm.py:50: T.copy(residual[row * bm, column * bn + e * sub], c_tile)
+        if (thread == 0 && p.has_residual == 0) store_wait_read<1>(site(10));
+        named_barrier_sync(group, 128, site(10));
         if (p.has_residual != 0) {
           wait(residual_full + e % 2, residual_phase, site(17));
           residual_phase ^= e % 2;
-        } else {
-          if (thread == 0) store_wait_read<1>(site(10));
-          named_barrier_sync(group, 128, site(10));
         }
         TILEOPS_UNROLL
         for (int j = 0; j < 4; ++j) {

@@ -3,7 +3,7 @@
 //
 // A warp for each row of 512 columns, 8 warps; grid (rows / 8, requests). A request in one piece has no splits: its CTAs leave.
 // Registers of a thread: total 16 x f32, x_tile 16 x f32, y_tile 16 x bf16. Shared memory: 0 bytes.
-#include "tileops/sm_90a.h"
+#include <tileops/sm_90a.h>
 
 namespace tileops {
 

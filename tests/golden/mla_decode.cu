@@ -20,23 +20,9 @@
 //   full0[9], full1[9] 1 (+ 8192 bytes): boxes 0..3 and K0's box 8 by group 0, boxes 4..7 and K1's box 8 by group 1
 //   named 1: m0 and factor0 are there, 2: m1 and factor1, 3: P0, 4: P1 (256 = 128 that wait + 128 that announce)
 //   named 5: the end of a piece (256 wait); 6, 7: within group 0, 1 (128)
-#include "tileops/sm_90a.h"
+#include <tileops/sm_90a.h>
 
 namespace tileops {
-
-// Words that are to move to the headers.
-// An operand at a byte offset of the shared-memory plan, as a constant: without static shared memory the arena starts behind
-// the 1024 bytes that the system keeps. From an address in registers, dozens of descriptors leave the loop and are spilled.
-template <Swizzle S, Major M, int Stride, int Leading = 16>
-TILEOPS_WORD constexpr shared_matrix<bf16, S, M, Stride, Leading> matrix_at_offset(int byte_offset) {
-  return {descriptor_low(static_cast<uint32_t>(1024 + byte_offset), Leading)};
-}
-
-// The box at `c` into the L2 cache, from where a later load fetches it. No barrier: nothing says when it is there.
-TILEOPS_WORD void tma_prefetch(const tensor_map& map, coordinates<3> c, site) {
-  asm volatile("cp.async.bulk.prefetch.tensor.3d.L2.global.tile [%0, {%1, %2, %3}];" ::"l"(&map), "r"(c.v[0]), "r"(c.v[1]),
-               "r"(c.v[2]) : "memory");
-}
 
 struct mla_decode_params {
   tensor_map q;                  // (576, rows, B), box (64, 64, 1)
@@ -89,7 +75,6 @@ TILEOPS_KERNEL(mla_decode, mla_decode_params, 256, 1) {
   const int beyond1 = p.causal ? min((tile_row + row1) / p.heads + 1 - p.queries, 0) : 0;
   const int beyond_tile = p.causal ? tile_row / p.heads + 1 - p.queries : 0;
   const float scale_log2 = p.scale_log2;
-  const bool prefetches = p.rows <= 64 || static_cast<int>(block_index_x()) % 2 == group;
 
   if (thread_index() == 0) {
     init_barrier(q_full, 2, site(1));
@@ -464,11 +449,6 @@ TILEOPS_KERNEL(mla_decode, mla_decode_params, 256, 1) {
           }
           wgmma_commit(site(102));
           phase ^= 1;
-          // The page 0 after that on its way from DRAM; another row tile fetches the page 1.
-          if (warp == 1 && page + 4 < end && prefetches && elect_one(site(103))) {
-            TILEOPS_UNROLL
-            for (int box = 0; box < 9; ++box) tma_prefetch(p.kv, at(box * 64, 0, page0[0]), site(104));
-          }
         }
         wgmma_wait<0>(site(105));
         fence_operand(s);
@@ -634,11 +614,6 @@ TILEOPS_KERNEL(mla_decode, mla_decode_params, 256, 1) {
           }
           wgmma_commit(site(160));
           phase ^= 1;
-          // The page 1 after that on its way from DRAM; another row tile fetches the page 0.
-          if (warp == 1 && page + 4 < end && prefetches && elect_one(site(161))) {
-            TILEOPS_UNROLL
-            for (int box = 0; box < 9; ++box) tma_prefetch(p.kv, at(box * 64, 0, page1[0]), site(162));
-          }
         }
         wgmma_wait<0>(site(163));
         fence_operand(s);

@@ -14,7 +14,7 @@ enum class L2 : uint64_t {
 };
 
 // Coordinates of a box in elements, innermost first. They may lie outside the tensor: what is read there is zero, what is
-// written there is dropped.
+// written there is dropped. The innermost is a multiple of 16 bytes, else the instruction is illegal (seen on an H200).
 template <int Rank> struct coordinates { int v[Rank]; };
 template <typename... I> TILEOPS_WORD coordinates<sizeof...(I)> at(I... i) { return {{static_cast<int>(i)...}}; }
 

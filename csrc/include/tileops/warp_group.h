@@ -30,11 +30,15 @@ TILEOPS_WORD uint32_t shuffle_xor(uint32_t v, int lane_mask, site) { return __sh
 // Orders the shared and global accesses of the warp's lanes.
 TILEOPS_WORD void sync_warp(site) { __syncwarp(); }
 
-// Named barrier `id` (1..15; sync_threads is 0), complete when `threads` threads, whole warps, have synced or arrived.
+// Named barrier `id` (1..15; sync_threads is 0), complete when `threads` threads, whole warps, have synced or arrived. The
+// instruction wants the warp's lanes together. Inline assembly does not tell the compiler so: behind a branch of one lane it
+// let that lane and the others run into the barrier one after the other, which counts the warp twice. __syncwarp tells it.
 TILEOPS_WORD void named_barrier_sync(int id, int threads, site) {
+  __syncwarp();
   asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }
 TILEOPS_WORD void named_barrier_arrive(int id, int threads, site) {
+  __syncwarp();
   asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }
 

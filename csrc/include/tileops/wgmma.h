@@ -48,6 +48,13 @@ TILEOPS_WORD shared_matrix<T, S, M, Stride, Leading> matrix_at(shared_ptr<T> p) 
   return {descriptor_low(detail::shared_address(p), Leading)};
 }
 
+// The same at a byte offset of the shared-memory plan, as a constant. Without static shared memory the plan starts behind the 1024
+// bytes that sm_90 keeps for the system. From an address in a register, dozens of descriptors leave a loop and are spilled.
+template <Swizzle S, Major M, int Stride, int Leading = 16>
+TILEOPS_WORD constexpr shared_matrix<bf16, S, M, Stride, Leading> matrix_at_offset(int byte_offset) {
+  return {descriptor_low(static_cast<uint32_t>(1024 + byte_offset), Leading)};
+}
+
 // Before the first product after this thread has written its accumulators or A registers.
 TILEOPS_WORD void wgmma_fence(site) { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
 // Products since the last commit become a group.
