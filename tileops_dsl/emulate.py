@@ -2,8 +2,10 @@
 
     report = launch(entry, "softmax_sm_90a_bf16.cu", {"x": x, "y": y, "outer": 1, "inner": 8, "cols": 100, ...}, seed=3)
 
-`y` is filled in place. A fault (an access out of bounds, a race, a deadlock ...) raises EmulatorError with its line.
-Arrays are NumPy's; bfloat16 travels as uint16 (to_bf16, from_bf16).
+    report = launch_kernel("gemm.cu", "gemm", [TensorMap(a, (64, 128), 128), Out(c), I32(m)], grid=2, threads=384, cluster=2)
+
+Arrays are NumPy's and are filled in place; bfloat16 travels as uint16 (to_bf16, from_bf16). A fault (an access out of bounds,
+a race, a deadlock ...) raises EmulatorError with its line.
 """
 
 import ctypes
@@ -13,10 +15,12 @@ import importlib.util
 import os
 import re
 import shlex
+import struct
 import subprocess
 import sys
 import sysconfig
 import tempfile
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -29,7 +33,7 @@ GENERATED = (ROOT / "csrc" / "generated",)
 # No contraction: a*b+c rounds twice unless the text says fma, on every host.
 KERNEL_FLAGS = ("-x", "c++", "-std=c++17", "-O1", "-ffp-contract=off", "-fPIC", "-shared")
 # No _FORTIFY_SOURCE: its longjmp refuses to go to another stack.
-DRIVER_FLAGS = ("-std=c++17", "-O2", "-fPIC", "-shared", "-fvisibility=hidden", "-U_FORTIFY_SOURCE")
+DRIVER_FLAGS = ("-std=c++17", "-O3", "-fPIC", "-shared", "-fvisibility=hidden", "-U_FORTIFY_SOURCE")
 
 CTYPES = {
     "const void*": ctypes.c_void_p,
@@ -38,13 +42,34 @@ CTYPES = {
     "int32_t": ctypes.c_int32,
     "int64_t": ctypes.c_int64,
 }
+# A tensor map as csrc/emulator/tensor_map.h reads it; elements as CUtensorMapDataType counts.
+MAP_MAGIC = 0x70616D726F736E74
+ELEMENTS = {"u8": 0, "i32": 3, "f16": 6, "f32": 7, "bf16": 9}
+NUMPY_ELEMENTS = {"uint8": "u8", "int32": "i32", "float16": "f16", "float32": "f32", "uint16": "bf16"}
+WORDS_TO_MUTATE = (
+    *("sync_threads", "sync_warp", "named_barrier_sync", "named_barrier_arrive", "cluster_arrive", "cluster_wait"),
+    *("init_barrier", "fence_barrier_init", "arrive", "arrive_expect_bytes", "arrive_at_rank", "arrive_after_copies"),
+    *("wait", "wait_cluster", "test_wait", "fence_async_shared", "register_budget_increase", "register_budget_decrease"),
+    *("tma_load", "tma_load_multicast", "tma_store", "tma_reduce_add", "bulk_load", "bulk_store", "store_async_of_rank"),
+    *("store_commit", "store_wait_read", "store_wait", "copy_commit", "copy_wait"),
+    *("wgmma", "wgmma_fence", "wgmma_commit", "wgmma_wait"),
+)
 # Registers are no words, so these faults know only the last word before them.
-INEXACT = ("register_index", "unwritten_register")
+INEXACT = (
+    "crash",
+    "register_index",
+    "unwritten_register",
+    "missing_operand_fence",
+    "accumulator_in_flight",
+    "operand_in_flight",
+)
 
 
 class EmulatorError(Exception):
     """A fault of a kernel. kind: out_of_bounds, read_only, misaligned, unwritten_register, register_index, unwritten_shared,
-    race, diverged, deadlock or shuffle; site: its number; thread: in the block, or None if it is the whole block's."""
+    race, diverged, deadlock, shuffle, crash; with the words of sm_90a also barrier, barrier_as_data, cluster, registers,
+    tensor_map, wgmma, missing_fence, missing_release, missing_wgmma_fence, missing_operand_fence, accumulator_in_flight,
+    operand_in_flight, in_flight_at_exit. site: its number; thread: in the block, or None if it is the whole block's."""
 
     def __init__(self, message, kernel, kind, site, block, thread):
         super().__init__(message)
@@ -80,10 +105,10 @@ def _driver():
     headers = sysconfig.get_path("include")
     if not Path(headers, "Python.h").exists():
         raise RuntimeError(f"the emulator's driver needs {headers}/Python.h; install it (Debian: apt install python3-dev)")
-    flags = [*DRIVER_FLAGS, *(f"-I{d}" for d in (pybind11.get_include(), headers))]
+    flags = [*DRIVER_FLAGS, *(f"-I{d}" for d in (pybind11.get_include(), headers, WORDS[0]))]
     suffix = sysconfig.get_config_var("EXT_SUFFIX")
     key = [*DRIVER_FLAGS, pybind11.__version__, sys.version, suffix]
-    path = _compile(EMULATOR / "driver.cpp", suffix, flags, key, (EMULATOR,))
+    path = _compile(EMULATOR / "driver.cpp", suffix, flags, key, (EMULATOR, WORDS[0]))
     spec = importlib.util.spec_from_file_location("tileops_emulator", path)
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
@@ -124,18 +149,28 @@ def _closure(source, include_dirs):
 # ---- run
 
 
-def run(so, kernel, params, grid, threads, shared_bytes, buffers, seed=0, *, suppress=(), sites=None):
+def run(so, kernel, params, grid, threads, shared_bytes, buffers, seed=0, *, cluster=1, suppress=(), mutate=None, sites=None):
     """Launches `kernel` of the shared object once.
 
     params: the bytes of the parameter struct. grid: (x, y). buffers: (address, bytes, writable, name) of what pointers may
     reach; a fifth item may be a byte mask that is 0 in the gaps between the elements of a strided tensor.
-    suppress: sites of barriers that shall do nothing (mutants). sites: {"12": "softmax.py:31"} for messages.
+    suppress: sites whose barriers, arrivals, waits, fences and commits shall do nothing. mutate: {"wait@4": "suppress" |
+    "flip" | number}: a word of a site does nothing; has the other parity or swizzle; counts so many more bytes, threads,
+    arrivals or pending groups. sites: {"12": "softmax.py:31"} for messages.
 
-    Returns {"barriers", "shuffles", "buffers": {name: {"bytes_read", "bytes_written", "unwritten", "rewritten"}}}: the last
-    two count the bytes that no thread, and that more than one thread, wrote (0 unless the buffer is writable).
+    Returns {"barriers", "shuffles", "asynchronous" (copies and products), "buffers": {name: {"bytes_read", "bytes_written",
+    "unwritten", "rewritten"}}}: the last two count the bytes that no thread, and that more than one thread, wrote (0 unless
+    the buffer is writable).
     """
     full = [(address, nbytes, bool(writable), name, bytes(*mask)) for address, nbytes, writable, name, *mask in buffers]
-    report = _driver().run(str(so), kernel, bytes(params), tuple(grid), threads, shared_bytes, full, seed, set(suppress))
+    mutations = [("", site, "suppress", 0) for site in suppress]
+    for place, change in (mutate or {}).items():
+        word, _, site = place.partition("@")
+        if word not in WORDS_TO_MUTATE:
+            raise ValueError(f"mutate names {place}; expected WORD@SITE with one of {', '.join(WORDS_TO_MUTATE)}")
+        kind, amount = (change, 0) if isinstance(change, str) else ("add", change)
+        mutations.append((word, int(site), kind, amount))
+    report = _driver().run(str(so), kernel, bytes(params), tuple(grid), threads, shared_bytes, cluster, full, seed, mutations)
     if "fault" in report:
         _raise(kernel, *report["fault"], sites or {})
     return report
@@ -165,7 +200,7 @@ def launch(entry, source, arrays, seed=0, include_dirs=GENERATED, *, name=None, 
     if grid is None:
         grid = (-(-arrays["inner"] // entry["rows_per_block"]), arrays["outer"])
     buffers = [
-        _buffer(field, arrays[field], ctype == "void*")
+        buffer(field, arrays[field], ctype == "void*")
         for field, ctype, _ in entry["params"]
         if ctype in ("void*", "const void*") and arrays[field] is not None and arrays[field].size
     ]
@@ -202,7 +237,8 @@ def pack(params, values):
     return bytes(struct)
 
 
-def _buffer(field, array, writable):
+def buffer(field, array, writable):
+    """What run() wants to know of an array: address, bytes, writable, name, mask of the gaps between its elements."""
     start = array.__array_interface__["data"][0]
     low = start + sum(min(0, s * (n - 1)) for s, n in zip(array.strides, array.shape))
     high = start + sum(max(0, s * (n - 1)) for s, n in zip(array.strides, array.shape)) + array.itemsize
@@ -213,6 +249,107 @@ def _buffer(field, array, writable):
         inside[...] = 1
         mask = cells.tobytes()
     return low, high - low, writable and array.flags.writeable, field, mask
+
+
+# ---- launch with any parameters
+
+
+@dataclass
+class TensorMap:
+    """Where the device has a CUtensorMap. box: extents, innermost (last) dimension first; swizzle: bytes, 0, 32, 64 or 128."""
+
+    array: np.ndarray
+    box: tuple[int, ...]
+    swizzle: int = 0
+    writable: bool = False
+    dtype: str | None = None  # "bf16" ..., by default that of the array (uint16: bf16)
+
+    def pack(self) -> bytes:
+        array, box = self.array, self.box
+        code, rank, size = ELEMENTS[self.dtype or NUMPY_ELEMENTS[array.dtype.name]], array.ndim, array.itemsize
+        address, strides = array.__array_interface__["data"][0], array.strides[-2::-1]
+        problems = {
+            f"a box of {len(box)} extents for {rank} dimensions": len(box) != rank or not 2 <= rank <= 5,
+            "a last stride other than 1": array.shape[-1] > 1 and array.strides[-1] != size,
+            f"address {address:#x}, no multiple of 16 bytes": address % 16,
+            f"strides of {strides} bytes, not all multiples of 16": any(s % 16 or s < 0 for s in strides),
+            f"a box {box}, not all of 1 to 256": any(not 1 <= b <= 256 for b in box),
+            f"rows of {box[0] * size} bytes, no multiple of 16": box[0] * size % 16,
+            f"rows of {box[0] * size} bytes in a swizzle of {self.swizzle}": self.swizzle and box[0] * size != self.swizzle,
+            f"a swizzle of {self.swizzle}": self.swizzle not in (0, 32, 64, 128),
+            f"extents {array.shape}": any(not 1 <= n <= 2**32 for n in array.shape),
+        }
+        wrong = [text for text, holds in problems.items() if holds]
+        if wrong:
+            raise ValueError(f"no tensor map has {wrong[0]}")
+
+        def padded(values, n):
+            return (*values, *(0,) * (n - len(values)))
+
+        values = padded(array.shape[::-1], 5) + padded(strides, 4) + padded(box, 5)
+        record = struct.pack("=QQ5q4q5i2h2i", MAP_MAGIC, address, *values, rank, size, code, self.swizzle)
+        return record.ljust(128, b"\0")
+
+
+@dataclass
+class In:
+    """A pointer to what the kernel reads."""
+
+    array: np.ndarray
+    writable = False
+
+    def pack(self) -> bytes:
+        return struct.pack("=Q", self.array.__array_interface__["data"][0])
+
+
+class Out(In):
+    """A pointer to what it writes, too."""
+
+    writable = True
+
+
+@dataclass
+class Number:
+    value: float
+    code = "f"
+
+    def pack(self) -> bytes:
+        return struct.pack("=" + self.code, self.value)
+
+
+class F32(Number):
+    pass
+
+
+class I32(Number):
+    code = "i"
+
+
+class I64(Number):
+    code = "q"
+
+
+def launch_kernel(
+    source, name, values, grid, threads, shared_bytes=0, *, cluster=1, seed=0, names=None, include_dirs=GENERATED, **more
+):
+    """Builds `source` and runs its kernel `name`; returns the report of run(), which also explains `more`.
+
+    values: the fields of the parameter struct in order: TensorMap, In, Out (or None: null), I64, I32, F32, or bytes. names: one
+    for each value, for messages and the report; an array that several values point to goes by the first of them.
+    """
+    params, buffers = b"", {}
+    for i, value in enumerate(values):
+        part = value if isinstance(value, bytes) else bytes(8) if value is None else value.pack()
+        params += bytes(-len(params) % (64 if isinstance(value, TensorMap) else min(len(part), 8))) + part
+        if isinstance(value, TensorMap | In) and value.array.size:
+            known_as = buffer(names[i] if names else f"argument {i}", value.array, value.writable)
+            known = buffers.setdefault(known_as[:2], known_as)
+            buffers[known_as[:2]] = (*known[:2], known[2] or known_as[2], *known[3:])
+    align = 64 if any(isinstance(v, TensorMap) for v in values) else 8 if any(isinstance(v, In | I64) for v in values) else 4
+    params += bytes(-len(params) % align)
+    grid = (grid, 1) if isinstance(grid, int) else grid
+    so = build(source, include_dirs)
+    return run(so, name, params, grid, threads, shared_bytes, list(buffers.values()), seed, cluster=cluster, **more)
 
 
 if __name__ == "__main__":

@@ -37,6 +37,8 @@ std::vector<Buffer> make_buffers(const std::vector<BufferTuple>& tuples) {
   return buffers;
 }
 
+using MutationTuple = std::tuple<std::string, int, std::string, int>;  // word, site, kind, amount
+
 // What a launch on the device refuses too.
 void check(const Configuration& c, const std::string& name, int64_t params_bytes, int64_t struct_bytes, int max_threads) {
   const auto refuse = [&](const std::string& what) { throw py::value_error(name + ": " + what); };
@@ -49,17 +51,24 @@ void check(const Configuration& c, const std::string& name, int64_t params_bytes
     refuse("grid (" + text(c.grid_x) + ", " + text(c.grid_y) + "); expected x from 1 to 2147483647, y from 1 to 65535");
   if (c.shared_bytes < 0 || c.shared_bytes > 232448)  // 227 KiB: the most a block of sm_90 may have
     refuse(text(c.shared_bytes) + " bytes of shared memory; expected 0 to 232448");
+  if (c.cluster < 1 || c.cluster > 16 || c.grid_x % c.cluster)
+    refuse("clusters of " + text(c.cluster) + " CTAs for a grid of " + text(c.grid_x) + "; expected 1 to 16 that divide it");
 }
 
 py::dict run(const std::string& library_path, const std::string& name, const std::string& params,
-             std::pair<int64_t, int64_t> grid, int threads, int shared_bytes, const std::vector<BufferTuple>& buffers,
-             uint64_t seed, std::set<int> suppressed) {
+             std::pair<int64_t, int64_t> grid, int threads, int shared_bytes, int cluster,
+             const std::vector<BufferTuple>& buffers, uint64_t seed, const std::vector<MutationTuple>& mutations) {
   void* library = open_library(library_path);
-  std::vector<std::max_align_t> aligned(params.size() / sizeof(std::max_align_t) + 1);
+  struct alignas(64) Line { char bytes[64]; };  // tensor maps are aligned to 64 bytes
+  std::vector<Line> aligned(params.size() / sizeof(Line) + 1);
   memcpy(aligned.data(), params.data(), params.size());
-  Configuration c{find<void(const void*)>(library, name), aligned.data(), grid.first, grid.second, threads, shared_bytes, seed,
-                  std::move(suppressed)};
-  check(c, name, params.size(), find<int()>(library, name + "_params_bytes")(), find<int()>(library, name + "_max_threads")());
+  Configuration c{find<void(const void*)>(library, name), aligned.data(), static_cast<int64_t>(params.size()), grid.first,
+                  grid.second, threads, shared_bytes, cluster, 0, seed, {}};
+  for (const auto& [word, site, kind, amount] : mutations) c.mutations.push_back({word, site, kind, amount});
+  const int max_threads = find<int()>(library, name + "_max_threads")(), blocks = find<int()>(library, name + "_min_blocks")();
+  check(c, name, params.size(), find<int()>(library, name + "_params_bytes")(), max_threads);
+  // What ptxas gives a kernel that changes its budgets: all that the launch bounds leave, in units of 8.
+  c.registers = std::min(65536 / (max_threads * std::max(blocks, 1)) / 8 * 8, 256);
 
   Launch launch(std::move(c), make_buffers(buffers));
   find<void(Machine*)>(library, "tileops_emulator_attach")(&launch);
@@ -77,6 +86,7 @@ py::dict run(const std::string& library_path, const std::string& name, const std
   report["buffers"] = by_name;
   report["barriers"] = launch.barriers;
   report["shuffles"] = launch.shuffles;
+  report["asynchronous"] = launch.operations;
   if (!finished)
     report["fault"] = py::make_tuple(launch.fault->kind, launch.fault->site, launch.fault->text, launch.fault->thread,
                                      py::make_tuple(launch.block_x, launch.block_y));

@@ -40,6 +40,9 @@ class Fiber {
     setcontext(&context);
   }
 
+  // From a signal handler on the fiber's stack or on another: it is not to be resumed.
+  [[noreturn]] void abandon() { _longjmp(scheduler_, 1); }
+
   // From inside the fiber.
   __attribute__((noinline)) void yield() {
     if (!_setjmp(self_)) _longjmp(scheduler_, 1);

@@ -7,6 +7,11 @@ from tileops_dsl.emulate import EmulatorError
 
 # Each kernel has one fault; x and y are float arrays of 64.
 FAULTS = """
+void store_one(void* y, int64_t v) {
+  Fragment<float, 1> f;
+  f[0] = static_cast<float>(v);
+  store_global<1>(global<float>(y), 0, f, 0, site(59));
+}
 TILEOPS_KERNEL(read_outside, Params, 32, 1) {
   Fragment<float, 4> f;
   load_global<4>(f, 0, global<float>(p.x), thread_index() * 4, site(31));
@@ -117,6 +122,13 @@ TILEOPS_KERNEL(barrier_or_shuffle, Params, 64, 1) {
 }
 TILEOPS_KERNEL(two_masks, Params, 32, 1) { shuffle_xor(1.0f, thread_index() < 16 ? 1 : 2, site(55)); }
 TILEOPS_KERNEL(mask_outside, Params, 32, 1) { shuffle_xor(1.0f, 32, site(56)); }
+TILEOPS_KERNEL(divide_by_zero, Params, 32, 1) {
+  if (thread_index() == 5) store_one(p.y, 7 / (p.n - 2));
+}
+TILEOPS_KERNEL(raw_pointer, Params, 32, 1) {
+  shuffle_xor(1.0f, 1, site(58));
+  if (thread_index() == 5) store_one(p.y, *reinterpret_cast<const volatile int*>(p.n * 8));
+}
 TILEOPS_KERNEL(part_of_a_warp, Params, 40, 1) { if (thread_index() >= 32) shuffle_xor(1.0f, 1, site(57)); }
 """
 
@@ -162,6 +174,8 @@ CASES = {
     ),
     "two_masks": ("diverged", r"at k.py:55: threads meet in different shuffles: threads 0-15 .*\(lane mask 1\); threads 16-31"),
     "mask_outside": ("shuffle", "thread #, at k.py:56: shuffles with lane mask 32; a warp has lanes 0 to 31"),
+    "divide_by_zero": ("crash", "thread 5, before its first word: divides an integer by zero"),
+    "raw_pointer": ("crash", "thread 5, at or after k.py:58: accesses memory by no word, or leaves its stack"),
     "part_of_a_warp": ("shuffle", "thread #, at k.py:57: shuffles in the last warp, which has 8 lanes; launch a multiple"),
 }
 THREADS = {

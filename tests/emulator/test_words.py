@@ -58,6 +58,7 @@ def test_softmax_over_four_warps(run_kernel, rng):
     assert report == {
         "barriers": 2 * 16,
         "shuffles": 16 * 4 * (5 + 5),
+        "asynchronous": 0,
         "buffers": {
             "x": {"bytes_read": x.nbytes, "bytes_written": 0, "unwritten": 0, "rewritten": 0},
             "y": {"bytes_read": 0, "bytes_written": y.nbytes, "unwritten": 0, "rewritten": 0},

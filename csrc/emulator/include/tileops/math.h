@@ -12,6 +12,20 @@ TILEOPS_WORD float flush(float v) { return std::fabs(v) < 0x1p-126f ? std::copys
 }  // namespace detail
 
 TILEOPS_WORD float exp2(float v) { return detail::flush(std::exp2(detail::flush(v))); }
+template <int N>
+TILEOPS_WORD void exp2_pair(Fragment<bf16, N>& f, int k) {
+  for (int i = k; i < k + 2; ++i) f[i] = from_float<bf16>(exp2(to_float(f, i)));
+}
+TILEOPS_WORD float exp2_polynomial(float v) {
+  v = v < -127.0f ? -127.0f : v;
+  const volatile float shifted = v + 12582912.0f;  // volatile: rounded to float32
+  const float f = v - (shifted - 12582912.0f);
+  const float scale = detail::bits_float((detail::float_bits(shifted) << 23) + 0x3f800000u);
+  return std::fma(std::fma(std::fma(5.5008933e-2f, f, 2.4221100e-1f), f, 6.9328290e-1f), f, 1.0f) * scale;
+}
+TILEOPS_WORD float log2(float v) { return std::log2(detail::flush(v)); }
+TILEOPS_WORD float tanh(float v) { return std::tanh(v); }
+TILEOPS_WORD float erf(float v) { return std::erf(v); }
 TILEOPS_WORD float rsqrt(float v) { return static_cast<float>(1.0 / std::sqrt(static_cast<double>(v))); }
 TILEOPS_WORD float reciprocal(float v) { return detail::flush(1.0f / detail::flush(v)); }
 TILEOPS_WORD float divide(float a, float b) { return a / b; }

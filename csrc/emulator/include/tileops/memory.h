@@ -62,10 +62,7 @@ template <int V, typename T, int N>
 TILEOPS_WORD void store_global(global_ptr<T> p, int64_t offset, const Fragment<T, N>& f, int k, site s) {
   void* target = detail::access<V, T>(p, offset, k, N, true, s);
   T values[V];
-  for (int i = 0; i < V; ++i) {
-    if (!f.data[k + i].written()) emulator::machine->register_unwritten(k + i, s.number);
-    values[i] = f.data[k + i];
-  }
+  for (int i = 0; i < V; ++i) values[i] = detail::written(f, k + i, s);
   memcpy(target, values, sizeof(values));
 }
 
@@ -74,17 +71,48 @@ TILEOPS_WORD void store_global_evict_first(global_ptr<T> p, int64_t offset, cons
   store_global<V>(p, offset, f, k, s);
 }
 
+TILEOPS_WORD int fetch_add(global_ptr<int32_t> p, int64_t offset, int v, site s) {
+  int32_t before;
+  emulator::machine->access_global(p.origin, (p.at + offset) * 4, 4, 1, false, s.number);
+  void* target = emulator::machine->access_global(p.origin, (p.at + offset) * 4, 4, 1, true, s.number);
+  memcpy(&before, target, 4);
+  const int32_t after = before + v;
+  memcpy(target, &after, 4);
+  return before;
+}
+
+// A field of the parameters that has its type is a raw pointer, which on the device needs no global().
+template <int V, typename T, int N>
+TILEOPS_WORD void load_global(Fragment<T, N>& f, int k, const T* p, int64_t offset, site s) {
+  load_global<V>(f, k, global_ptr<const T>{p, 0}, offset, s);
+}
+template <int V, typename T, int N>
+TILEOPS_WORD void load_global_evict_first(Fragment<T, N>& f, int k, const T* p, int64_t offset, site s) {
+  load_global<V>(f, k, global_ptr<const T>{p, 0}, offset, s);
+}
+template <int V, typename T, int N>
+TILEOPS_WORD void store_global(T* p, int64_t offset, const Fragment<T, N>& f, int k, site s) {
+  store_global<V>(global_ptr<T>{p, 0}, offset, f, k, s);
+}
+template <int V, typename T, int N>
+TILEOPS_WORD void store_global_evict_first(T* p, int64_t offset, const Fragment<T, N>& f, int k, site s) {
+  store_global<V>(global_ptr<T>{p, 0}, offset, f, k, s);
+}
+TILEOPS_WORD int fetch_add(int32_t* p, int64_t offset, int v, site s) {
+  return fetch_add(global_ptr<int32_t>{p, 0}, offset, v, s);
+}
+
 template <typename T>
 TILEOPS_WORD T load_shared(shared_ptr<T> p, int offset, site s) {
   T v;
-  memcpy(&v, emulator::machine->access_shared((p + offset).byte_offset, sizeof(T), false, s.number), sizeof(T));
+  memcpy(&v, emulator::machine->access_shared((p + offset).byte_offset, sizeof(T), false, -1, s.number), sizeof(T));
   return v;
 }
 
 // The value takes no part in deducing T, so that a register of a fragment converts.
 template <typename T>
 TILEOPS_WORD void store_shared(shared_ptr<T> p, int offset, typename detail::identity<T>::type v, site s) {
-  memcpy(emulator::machine->access_shared((p + offset).byte_offset, sizeof(T), true, s.number), &v, sizeof(T));
+  memcpy(emulator::machine->access_shared((p + offset).byte_offset, sizeof(T), true, -1, s.number), &v, sizeof(T));
 }
 
 }  // namespace tileops

@@ -12,7 +12,8 @@ TILEOPS_WORD int64_t grid_size_x() { return emulator::machine->grid_x; }
 
 TILEOPS_WORD void sync_threads(site s) { emulator::machine->sync_threads(s.number); }
 TILEOPS_WORD float shuffle_xor(float v, int lane_mask, site s) {
-  return emulator::machine->shuffle_xor(v, lane_mask, s.number);
+  const uint32_t bits = detail::float_bits(v);
+  return detail::bits_float(emulator::machine->warp(emulator::WarpWord::shuffle_xor, bits, lane_mask, s.number));
 }
 
 }  // namespace tileops

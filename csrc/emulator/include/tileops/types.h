@@ -1,9 +1,12 @@
 // Host meaning of csrc/include/tileops/types.h: element types, their conversions, and a fragment that knows which of its
-// registers were written.
+// registers were written, and which a wgmma in flight uses.
 #pragma once
 
 #include <stdint.h>
 #include <string.h>
+
+#include <exception>
+#include <type_traits>
 
 #include "tileops/emulator.h"
 
@@ -17,6 +20,7 @@
   extern "C" void name(const void* params) { name##_body(*static_cast<const Params*>(params)); }         \
   extern "C" int name##_params_bytes() { return static_cast<int>(sizeof(Params)); }                      \
   extern "C" int name##_max_threads() { return threads; }                                                \
+  extern "C" int name##_min_blocks() { return blocks; }                                                  \
   static void name##_body(const Params& p)
 
 namespace tileops {
@@ -67,32 +71,53 @@ template <> TILEOPS_WORD f16 from_float<f16>(float v) {
   return {static_cast<uint16_t>(sign | h)};
 }
 
-// No constructor from T: `c ? f[i] : 0.0f` would be ambiguous. A copy carries the mark, so `auto v = f[i]` is checked at use.
+// A Cell with a type. No constructor from T: `c ? f[i] : 0.0f` would be ambiguous. A copy carries the mark, so `auto v = f[i]`
+// is checked at use; a copy of an operand of a wgmma in flight is free.
 template <typename T>
 class Register {
  public:
   Register() = default;
-  Register(const Register&) = default;
+  Register(const Register& other) : value_(other.value_), mark_(other.mark_) {
+    if (state() == emulator::kOperand) mark_ = emulator::kWritten;
+  }
   Register& operator=(const Register& other) { return *this = static_cast<T>(other); }
-  Register& operator=(T v) { value_ = v; written_ = true; return *this; }
-  Register& operator+=(T v) { return *this = *this + v; }
-  Register& operator-=(T v) { return *this = *this - v; }
-  Register& operator*=(T v) { return *this = *this * v; }
-  Register& operator/=(T v) { return *this = *this / v; }
+  Register& operator=(T v) {
+    if (in_flight()) emulator::machine->register_in_flight(mark_, true, 0);
+    value_ = v;
+    mark_ = emulator::machine->wgmma_fences << 3 | emulator::kWritten;
+    return *this;
+  }
+  Register& operator+=(T v) { return written() ? *this = *this + v : *this; }
+  Register& operator-=(T v) { return written() ? *this = *this - v : *this; }
+  Register& operator*=(T v) { return written() ? *this = *this * v : *this; }
+  Register& operator/=(T v) { return written() ? *this = *this / v : *this; }
+  // (Above: what was never written may be scaled in place, as before a product that starts from zero, and stays unwritten.)
   operator T() const {
-    if (!written_) emulator::machine->register_unwritten(-1, 0);
+    if (state() == emulator::kUnwritten) emulator::machine->register_unwritten(-1, 0);
+    if (state() == emulator::kAccumulating || state() == emulator::kDelivered)
+      emulator::machine->register_in_flight(mark_, false, 0);
     return value_;
   }
-  bool written() const { return written_; }
+  bool written() const { return state() != emulator::kUnwritten; }
+  bool in_flight() const { return state() == emulator::kAccumulating || state() == emulator::kOperand; }
+  void fence() { if (state() == emulator::kDelivered) mark_ = emulator::kWritten; }
 
  private:
-  T value_{};
-  bool written_ = false;
+  uint32_t state() const { return mark_ & 7; }
+  alignas(4) T value_{};
+  alignas(4) uint32_t mark_ = emulator::kUnwritten;
 };
 
 template <typename T, int N>
 struct Fragment {
   Register<T> data[N];
+  Fragment() = default;
+  Fragment(const Fragment&) = default;
+  Fragment& operator=(const Fragment&) = default;
+  ~Fragment() {
+    for (const Register<T>& r : data)
+      if (r.in_flight() && !std::uncaught_exceptions()) emulator::machine->fragment_ends_in_flight();
+  }
   Register<T>& operator[](int i) { return data[checked(i)]; }
   const Register<T>& operator[](int i) const { return data[checked(i)]; }
 
@@ -102,6 +127,22 @@ struct Fragment {
     return i;
   }
 };
+
+namespace detail {
+// Registers k..k+count-1 for the driver.
+template <typename T, int N>
+TILEOPS_WORD emulator::Cell* cells(Fragment<T, N>& f, int k, int count, site s) {
+  static_assert(sizeof(Register<T>) == sizeof(emulator::Cell) && sizeof(T) <= 4, "a register is a cell");
+  if (k < 0 || k + count > N) emulator::machine->register_index(k < 0 ? k : k + count - 1, N, s.number);
+  return reinterpret_cast<emulator::Cell*>(&f.data[k]);
+}
+template <typename T, int N>
+TILEOPS_WORD T written(const Fragment<T, N>& f, int i, site s) {
+  if (i < 0 || i >= N) emulator::machine->register_index(i, N, s.number);
+  if (!f.data[i].written()) emulator::machine->register_unwritten(i, s.number);
+  return f.data[i];
+}
+}  // namespace detail
 
 // The element in register i.
 template <typename T, int N>
