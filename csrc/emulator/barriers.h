@@ -179,8 +179,8 @@ class Barriers : public Collectives {
     const uint32_t known = tick(t.clock.past->seen, b.actor);
     if (b.phase < known + 2 || parity != (known & 1)) return;
     throw Fault{"barrier", site, "waits for phase " + text_of(known) + " of " + name(b.at) + " when phase "
-                + text_of(b.phase - 1) + " is over too, which its parity cannot tell; who completes a phase must have heard from all "
-                "who wait for the one before"};
+                + text_of(b.phase - 1) + " is over too, which its parity cannot tell; who completes a phase must "
+                "have heard from all who wait for the one before"};
   }
 
   static std::string name(int64_t at) { return "the mbarrier at byte " + text_of(at); }

@@ -112,7 +112,8 @@ class Scheduler : public Machine {
     for (const auto& [actor, e] : cta.reached)
       if (tick(cta.ended.past.seen, actor) < e.clock)
         throw Fault{"in_flight_at_exit", e.site, "may reach the shared memory of a CTA that has returned ("
-                    + actors_.name(actor, t.rank) + "); let the CTA wait for it before its end, for other CTAs by cluster_sync", Fault::kOfBlock};
+                    + actors_.name(actor, t.rank) + "); let the CTA wait for it before its end, for other CTAs by cluster_sync",
+                    Fault::kOfBlock};
   }
   virtual std::string describe_wait(const Thread&) = 0;
 

@@ -636,7 +636,7 @@ TILEOPS_KERNEL(mla_decode, mla_decode_params, 256, 1) {
     whole = begin == 0 && end * 64 >= length[0];
     if (!whole) load_global<1>(split, 0, p.first_split, request, site(168));
     // mla_decode.py:112: piece = first_split[request] + T.if_then_else(request == schedule[part, 0], schedule[part, 4], 0)
-    slot = split[0] + (request == part[0] ? part[4] : 0);
+    if (!whole) slot = split[0] + (request == part[0] ? part[4] : 0);
     ++request;
     begin = 0;
     named_barrier_sync(kEnd, 256, site(169));

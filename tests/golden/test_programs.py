@@ -12,16 +12,17 @@ from pathlib import Path
 import pytest
 
 import tileops_dsl.language
-from tileops_dsl.kernels import rms_norm, softmax
+from tileops_dsl.kernels import gemm, rms_norm, softmax
 
 HERE = Path(__file__).parent
 DESIGN = Path(tileops_dsl.__file__).parent / "DESIGN.md"
 LONGEST = {"gemm": 60, "flash_attention": 90, "mla_decode": 130}  # lines
-PROGRAMS = {name: HERE / "programs" / f"{name}.py" for name in LONGEST}
-MACROS = {"mla_decode": [HERE / "programs" / "attention.py"]}
 KERNELS = {
-    name: Path(sys.modules[module.__module__].__file__) for name, module in (("softmax", softmax), ("rms_norm", rms_norm))
+    name: Path(sys.modules[module.__module__].__file__)
+    for name, module in (("softmax", softmax), ("rms_norm", rms_norm), ("gemm", gemm))
 }
+PROGRAMS = {name: KERNELS.get(name, HERE / "programs" / f"{name}.py") for name in LONGEST}
+MACROS = {"mla_decode": [HERE / "programs" / "attention.py"]}
 QUOTE = re.compile(r"^ *// (\w+)\.py:(\d+): (.*)$", re.MULTILINE)
 ROW = re.compile(r"^\| `T\.(\w+)[^`]*` \|.*\| (standard|expert) \| ([\w, -]*) \|$", re.MULTILINE)
 
@@ -47,7 +48,7 @@ def quotes(program: str) -> dict[Path, list[tuple[int, str]]]:
     return {path: rows for path, rows in lines.items() if rows}
 
 
-@pytest.mark.parametrize("source", sorted((HERE / "programs").glob("*.py")), ids=lambda path: path.stem)
+@pytest.mark.parametrize("source", sorted({*(HERE / "programs").glob("*.py"), *PROGRAMS.values()}), ids=lambda path: path.stem)
 def test_quoted_lines_are_the_program(source):
     name, source = source.stem, source.read_text().splitlines()
     for path, rows in quotes(name).items():
