@@ -21,8 +21,7 @@ def as_array(tensor: torch.Tensor) -> np.ndarray:
 class Emulated:
     """Stands in for launch.py and torch.cuda while a launcher runs. seed and mutate: of the next launches."""
 
-    def __init__(self, monkeypatch, folder: Path, multiprocessors: int):
-        self.folder = folder
+    def __init__(self, monkeypatch, multiprocessors: int):
         self.seed, self.mutate, self.arrays, self.reports = 0, None, {}, []
         self.pack_on_gpu = launch.pack
         monkeypatch.setattr(launch, "tensor_map", self.tensor_map)

@@ -160,9 +160,7 @@ def main(names: list[str]) -> None:
     file = HERE / "mutation.json"
     scores = json.loads(file.read_text()) if file.exists() else {}
     with pytest.MonkeyPatch.context() as patch:
-        folder = golden_launch.emulate.ROOT / "build" / "emulator" / "sources"
-        folder.mkdir(parents=True, exist_ok=True)
-        gpu = golden_launch.Emulated(patch, folder, multiprocessors=4)
+        gpu = golden_launch.Emulated(patch, multiprocessors=4)
         for name in names or KERNELS:
             gpu.arrays.clear()
             scores[name] = score(gpu, name)

@@ -13,8 +13,8 @@ SEEDS = range(3)
 
 
 @pytest.fixture
-def gpu(monkeypatch, tmp_path):
-    return golden_launch.Emulated(monkeypatch, tmp_path, multiprocessors=4)
+def gpu(monkeypatch):
+    return golden_launch.Emulated(monkeypatch, multiprocessors=4)
 
 
 @pytest.fixture
