@@ -67,7 +67,37 @@ class RowConfig:
         return f"{self.op}_{self.target}_{dtypes}_{shape}{suffix}"
 
 
-def load(op: str) -> list[RowConfig]:
+@dataclass(frozen=True)
+class GemmConfig:
+    """A matrix product. `tile`: rows and columns of c, and of K in one step."""
+
+    op: str
+    target: str
+    x: str
+    y: str
+    tile: tuple[int, int, int]
+    stages: int  # of the tiles of a and b
+    cluster: int  # CTAs with the same columns, which share the tile of b
+    group_size: int  # rows of clusters whose tiles are visited together
+    store_columns: int  # of a part of c that is stored at a time
+    workload: str | None = None
+    us: float | None = None
+    baseline_us: float | None = None  # cuBLAS, in the same run
+
+    @property
+    def threads(self) -> int:
+        """A warp group for each 64 rows."""
+        return self.tile[0] // 64 * 128
+
+    @property
+    def name(self) -> str:
+        return f"{self.op}_{self.target}_{SHORT[self.x]}_{SHORT[self.y]}_{'x'.join(map(str, self.tile))}"
+
+
+KINDS = {"gemm": GemmConfig}
+
+
+def load(op: str) -> list[RowConfig] | list[GemmConfig]:
     """The rows of an operator, in order of preference."""
     rows = json.loads((CONFIGS / f"{op}.json").read_text())
-    return [RowConfig(op=op, **row) for row in rows]
+    return [KINDS.get(op, RowConfig)(op=op, **row) for row in rows]

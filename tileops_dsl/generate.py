@@ -8,7 +8,7 @@
 --diff REV     generate at the git revision REV as well, and print what differs; exit 1 if anything does
 
 The output is deterministic: <op>_<target>_<dtype>.cu (the kernels of one dtype of x), <op>_params.h, registry.cpp (the
-table of csrc/variant.h), schemas.h and manifest.json.
+table of csrc/variant.h), schemas.h and manifest.json. A kernel with roles has its schedule in a .txt beside its .cu.
 """
 
 import argparse
@@ -62,8 +62,10 @@ def write(directory: Path, files: dict[str, str]) -> None:
     """Files that did not change keep their time; of those that an earlier run wrote, what is no longer generated goes."""
     directory.mkdir(parents=True, exist_ok=True)
     manifest = directory / "manifest.json"
-    earlier = json.loads(manifest.read_text())["sources"] if manifest.exists() else []
-    for name in {n for source in earlier for n in (source["file"], f"{source['op']}_params.h")} - set(files):
+    earlier = json.loads(manifest.read_text()) if manifest.exists() else {"sources": []}
+    names = {n for source in earlier["sources"] for n in (source["file"], f"{source['op']}_params.h")}
+    names |= {n for k in earlier.get("with_roles", {}).values() for n in (k["file"], k["file"].replace(".cu", ".txt"))}
+    for name in names - set(files):
         (directory / name).unlink(missing_ok=True)
     for name, text in files.items():
         path = directory / name

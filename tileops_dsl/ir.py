@@ -1,28 +1,33 @@
 """The tile IR.
 
-    Kernel    = (name, tensors, dims, scalars, grid, threads, body)
-    Tensor    = (name, dims, dtype | "any", vector)         in global memory; strides are arguments
+    Kernel    = (name, tensors, dims, scalars, grid, cluster, threads, body)
+    Tensor    = (name, dims, dtype | "any", vector, optional)       in global memory; strides are arguments
     Buffer    = (name, scope "fragment" | "shared", shape, dtype)
+    View      = (buffer, origin, shape)                     a part of a fragment; Tile = Buffer | View
 
     Stmt      = Alloc(buffer)
               | Annotate(buffer, layout)
               | Fill(buffer, value)
-              | Copy(Region, buffer, fill, absent) | Copy(buffer, Region)     global -> fragment, fragment -> global
+              | Copy(src, dst, fill, absent)                          between Regions and buffers, and from a fragment to shared
+              | Gemm(a, b, c, transposes, policy, clear)              c (+)= a b
               | Reduce(op, src, dst, clear)                           over the last dimension of a fragment
-              | Parallel(vars, extents, Store*)                       element-wise over fragments
-              | Store(buffer, indices, value)                         inside Parallel
+              | Parallel(vars, extents, Store*)                       element-wise over tiles
+              | Store(tile, indices, value)                           inside Parallel
               | Serial(var, extent, body)
+              | Pipelined(var, extent, num_stages, pending, body)     a Serial whose copies run ahead
+              | Persistent(vars, extents, group_size, body)           the tiles of one CTA
               | If(condition, body)
     Region    = (tensor, origin)                            the tile that starts there, as large as the other side
-    Expr      = Const(value) | Var(name) | Load(buffer, indices) | Call(op, args) | Cast(value)
+    Expr      = Const(value) | Var(name) | Load(tile, indices) | Call(op, args) | Cast(value)
 
 Every node is a frozen dataclass; every Expr has a dtype; every Stmt has the Location of the line that wrote it.
-Layouts and the shared-memory plan are tables beside the body (`Kernel.layouts`, `Kernel.shared`), filled by passes.
+Layouts and the shared-memory plan are tables beside the body (`Kernel.layouts`, `Kernel.shared`), filled by passes. The body
+stays as recorded; what each role of it does is `Kernel.roles`, in the nodes of schedule.py.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 FLOATS = {"float32": 4, "float16": 2, "bfloat16": 2}
@@ -35,6 +40,7 @@ OPS = {
     "max": (2, "any"), "min": (2, "any"), "neg": (1, "any"),
     "exp2": (1, "float"), "rsqrt": (1, "float"), "reciprocal": (1, "float"),
     "lt": (2, "compare"), "le": (2, "compare"), "eq": (2, "compare"), "ne": (2, "compare"),
+    "relu": (1, "float"), "gelu": (1, "float"), "gelu_tanh": (1, "float"), "silu": (1, "float"),
     "select": (3, "any"),
 }  # fmt: skip
 
@@ -74,7 +80,7 @@ class Var(Expr):
 
 @dataclass(frozen=True)
 class Load(Expr):
-    buffer: Buffer
+    buffer: Tile
     indices: tuple[Expr, ...]
 
     def __str__(self) -> str:
@@ -104,9 +110,11 @@ class Tensor:
     dims: tuple[Var, ...]
     dtype: str
     vector: int
+    optional: bool = False
 
     def __str__(self) -> str:
-        return f"{self.name}: {self.dtype}[{', '.join(map(str, self.dims))}] vector {self.vector}"
+        optional = " optional" * self.optional
+        return f"{self.name}: {self.dtype}[{', '.join(map(str, self.dims))}] vector {self.vector}{optional}"
 
 
 @dataclass(frozen=True)
@@ -121,6 +129,29 @@ class Buffer:
 
 
 @dataclass(frozen=True)
+class View:
+    """A part of a fragment, in its own coordinates from `origin` on."""
+
+    buffer: Buffer
+    origin: tuple[Expr, ...]
+    shape: tuple[int, ...]
+
+    scope = property(lambda self: self.buffer.scope)
+    dtype = property(lambda self: self.buffer.dtype)
+
+    @property
+    def name(self) -> str:
+        return f"{self.buffer.name}[{', '.join(f'{o}:+{n}' for o, n in zip(self.origin, self.shape, strict=True))}]"
+
+
+Tile = Buffer | View
+
+
+def buffer_of(tile: Tile) -> Buffer:
+    return tile.buffer if isinstance(tile, View) else tile
+
+
+@dataclass(frozen=True)
 class Region:
     tensor: Tensor
     origin: tuple[Expr, ...]
@@ -129,7 +160,7 @@ class Region:
         return f"{self.tensor.name}[{', '.join(map(str, self.origin))}]"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)  # a kind of statement that does not compare its fields compares by identity
 class Stmt:
     location: Location
 
@@ -158,6 +189,18 @@ class Copy(Stmt):
     fill: Expr | None
     absent: Expr | None  # the value of an optional tensor that was not passed
     evict_first: bool
+    multicast: bool = False  # each CTA of the cluster loads a part into all
+
+
+@dataclass(frozen=True)
+class Gemm(Stmt):
+    a: Buffer
+    b: Buffer
+    c: Buffer
+    transpose_a: bool
+    transpose_b: bool
+    policy: str
+    clear: Expr  # whether c starts from zero
 
 
 @dataclass(frozen=True, eq=False)  # two equal ones, from one line of the program, are still two
@@ -170,7 +213,7 @@ class Reduce(Stmt):
 
 @dataclass(frozen=True)
 class Store(Stmt):
-    buffer: Buffer
+    buffer: Tile
     indices: tuple[Expr, ...]
     value: Expr
 
@@ -186,6 +229,23 @@ class Parallel(Stmt):
 class Serial(Stmt):
     var: Var
     extent: Expr
+    body: tuple[Stmt, ...]
+
+
+@dataclass(frozen=True)
+class Pipelined(Stmt):
+    var: Var
+    extent: Expr
+    num_stages: int
+    pending: int  # products that may be unfinished when the next iteration begins
+    body: tuple[Stmt, ...]
+
+
+@dataclass(frozen=True)
+class Persistent(Stmt):
+    vars: tuple[Var, ...]
+    extents: tuple[Expr, ...]
+    group_size: int  # rows of tiles (of clusters) that are visited together
     body: tuple[Stmt, ...]
 
 
@@ -207,9 +267,19 @@ class Kernel:
     body: tuple[Stmt, ...]
     location: Location
     min_blocks: int = 1  # CTAs that must fit on a multiprocessor: bounds the registers
+    cluster: tuple[int, int] = (1, 1)
+    below: dict[str, int] = field(default_factory=dict)  # what scalars promise: 0 <= scalar < below
     layouts: dict[Buffer, Any] = field(default_factory=dict)
-    shared: dict[Reduce, int] = field(default_factory=dict)  # byte offset of the exchange buffer of a reduction
+    shared: dict[Reduce | Buffer, int] = field(default_factory=dict)  # byte offset of a tile, or of a reduction's exchange
     shared_bytes: int = 0
+    roles: tuple = ()  # schedule.Role; none: all threads do the same
+    rings: tuple = ()  # schedule.Ring
+    barriers: tuple = ()  # schedule.Barrier
+
+    @property
+    def ctas(self) -> int:
+        """CTAs of a cluster."""
+        return self.cluster[0] * self.cluster[1]
 
 
 def walk(body: tuple[Stmt, ...]):
@@ -222,9 +292,24 @@ def walk(body: tuple[Stmt, ...]):
 def subexprs(expr: Expr):
     """The expression and all below it."""
     yield expr
-    children = {Load: lambda e: e.indices, Call: lambda e: e.args, Cast: lambda e: (e.value,)}.get(type(expr))
+    children = {Load: _of_load, Call: lambda e: e.args, Cast: lambda e: (e.value,)}.get(type(expr))
     for child in children(expr) if children else ():
         yield from subexprs(child)
+
+
+def _of_load(load: Load) -> tuple[Expr, ...]:
+    return (*load.indices, *(load.buffer.origin if isinstance(load.buffer, View) else ()))
+
+
+def replaced(node, table: dict):
+    """An expression, or what holds some (a tuple, a Region, a View, a statement), with others in place of some of them."""
+    if isinstance(node, tuple):
+        return tuple(replaced(n, table) for n in node)
+    if isinstance(node, Expr | View) and node in table:
+        return table[node]
+    if isinstance(node, Expr | Region | View | Stmt):
+        return replace(node, **{f.name: replaced(getattr(node, f.name), table) for f in fields(node)})
+    return node
 
 
 def as_numbers(expr: Expr):
@@ -244,31 +329,39 @@ def exprs_of(stmt: Stmt):
         for item in value if isinstance(value, tuple) else (value,):
             if isinstance(item, Expr):
                 yield item
-            elif isinstance(item, Region):
+            elif isinstance(item, Region | View):
                 yield from item.origin
 
 
 def to_text(kernel: Kernel) -> str:
     """The kernel as text: what `generate --dump` writes after each pass."""
-    lines = [
-        f"kernel {kernel.name} threads {kernel.threads} min blocks {kernel.min_blocks} grid {', '.join(map(str, kernel.grid))}"
-    ]
+    lines = [f"kernel {kernel.name} threads {kernel.threads} min blocks {kernel.min_blocks} grid {_grid(kernel)}"]
     lines += [f"  tensor {t}" for t in kernel.tensors]
     lines += [f"  scalar {s.name}: {s.dtype}" for s in (*kernel.dims, *kernel.scalars)]
     lines += [f"  layout {buffer.name}: {layout}" for buffer, layout in kernel.layouts.items()]
-    lines += [f"  shared {offset}: {reduce.op} of {reduce.src.name}" for reduce, offset in kernel.shared.items()]
+    for owner, offset in kernel.shared.items():
+        lines.append(f"  shared {offset}: " + (owner.name if isinstance(owner, Buffer) else f"{owner.op} of {owner.src.name}"))
     lines += [f"  shared bytes {kernel.shared_bytes}"] if kernel.shared_bytes else []
+    lines += [f"  {line}" for table in (kernel.rings, kernel.barriers) for line in map(str, table)]
 
     def block(body, indent):
         for stmt in body:
-            lines.append(f"{indent}{_line(stmt)}  // {stmt.location}")
+            lines.append(f"{indent}{line_of(stmt)}  // {stmt.location}")
             block(getattr(stmt, "body", ()), indent + "  ")
 
-    block(kernel.body, "  ")
+    for role in kernel.roles:
+        lines.append(f"  {role}")
+        block(role.body, "    ")
+    block(kernel.body if not kernel.roles else (), "  ")
     return "\n".join(lines) + "\n"
 
 
-def _line(stmt: Stmt) -> str:
+def _grid(kernel: Kernel) -> str:
+    cluster = f" cluster {kernel.cluster[0]}, {kernel.cluster[1]}" if kernel.ctas > 1 else ""
+    return (", ".join(map(str, kernel.grid)) or "wave") + cluster
+
+
+def line_of(stmt: Stmt) -> str:
     match stmt:
         case Alloc(buffer=b):
             return f"alloc {b}"
@@ -278,7 +371,7 @@ def _line(stmt: Stmt) -> str:
             return f"fill {b.name} with {v}"
         case Copy(src=src, dst=dst, fill=fill, absent=absent):
             ends = [end.name if isinstance(end, Buffer) else str(end) for end in (src, dst)]
-            values = (f" fill {fill}" if fill else "") + (f" absent {absent}" if absent else "")
+            values = (f" fill {fill}" if fill else "") + (f" absent {absent}" if absent else "") + " multicast" * stmt.multicast
             return f"copy {ends[0]} -> {ends[1]}{values}"
         case Reduce(op=op, src=src, dst=dst, clear=clear):
             return f"reduce {op} {src.name} -> {dst.name}" + ("" if clear else " (accumulate)")
@@ -286,8 +379,15 @@ def _line(stmt: Stmt) -> str:
             return f"{Load(b.dtype, b, indices)} = {v}"
         case Parallel(vars=names, extents=extents):
             return f"parallel {', '.join(map(str, names))} in {', '.join(map(str, extents))}"
+        case Gemm(a=a, b=b, c=c):
+            operands = f"{a.name}{'^T' * stmt.transpose_a} {b.name}{'^T' * stmt.transpose_b}"
+            return f"gemm {c.name} += {operands} {stmt.policy} clear {stmt.clear}"
         case Serial(var=var, extent=extent):
             return f"serial {var} in {extent}"
+        case Pipelined(var=var, extent=extent):
+            return f"pipelined {var} in {extent} stages {stmt.num_stages} pending {stmt.pending}"
+        case Persistent(vars=names, extents=extents):
+            return f"persistent {', '.join(map(str, names))} in {', '.join(map(str, extents))} group {stmt.group_size}"
         case If(condition=condition):
             return f"if {condition}"
-    raise TypeError(stmt)
+    return str(stmt)

@@ -137,6 +137,29 @@ class PerColumn:
         return f"one per column of ({self.tile})"
 
 
+@dataclass(frozen=True)
+class Linear:
+    """A vector spread over a group, or one in shared memory: element i is the thread's i // threads, of thread i % threads."""
+
+    extent: int
+    threads: int
+
+    @property
+    def registers(self) -> int:
+        return self.extent // self.threads
+
+    @property
+    def bytes(self) -> int:
+        """In shared memory, of float32."""
+        return 4 * self.extent
+
+    def place(self, index: tuple[int]) -> tuple[set[int], int]:
+        return {index[0] % self.threads}, index[0] // self.threads
+
+    def __str__(self) -> str:
+        return f"{self.extent} elements over {self.threads} threads"
+
+
 Layout = VectorisedRows | PerRow | PerColumn
 
 

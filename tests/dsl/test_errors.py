@@ -133,9 +133,7 @@ def test_eviction_policy_of_a_tensor_of_any_dtype(w: W):
         T.copy(w[0], tile, fill=0.0, eviction_policy="evict_first")  # here
 
 
-@rejected(
-    "w is optional; its copy says what is read where it was not passed", "T.copy(x[i], tile, fill=0.0, absent=1.0)"
-)
+@rejected("w is optional; its copy says what is read where it was not passed", "T.copy(x[i], tile, fill=0.0, absent=1.0)")
 def test_copy_of_an_optional_tensor_without_absent(w: W):
     with T.Kernel(1, threads=128):
         tile = T.alloc_fragment((128,), "float32")

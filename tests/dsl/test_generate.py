@@ -33,7 +33,7 @@ def test_both_may_be_repeated(tmp_path):
     assert names(tmp_path) == {*(f"{op}_params.h" for op in OPS[:2]), *sources, *ALWAYS}
 
 
-@pytest.mark.parametrize("option", ["--only=gemm", "--target=sm_80", "--build=some", "--verbose"])
+@pytest.mark.parametrize("option", ["--only=conv", "--target=sm_80", "--build=some", "--verbose"])
 def test_unknown_values_are_refused(option, capsys):
     with pytest.raises(SystemExit):
         generate.main([option])

@@ -30,7 +30,8 @@ def kernel_texts(everything):
 def test_each_kernel_is_in_the_file_that_the_manifest_names(everything, kernel_texts):
     kernels = everything.manifest["kernels"]
     assert set(kernel_texts) == set(kernels)
-    assert {s["file"] for s in everything.manifest["sources"]} == {name for name in everything.files if name.endswith(".cu")}
+    files = {s["file"] for s in (*everything.manifest["sources"], *everything.manifest["with_roles"].values())}
+    assert files == {name for name in everything.files if name.endswith(".cu")}
     for name, (source, _) in kernel_texts.items():
         entry = kernels[name]
         assert name in source["kernels"] and len(set(source["kernels"])) == len(source["kernels"])

@@ -241,8 +241,10 @@ def test_too_many_registers():
 
 
 def test_every_error_of_the_passes_has_a_test():
-    file = neighbour("test_layout_errors")
-    errors = [*map(error_of, programs_of(file)), file.too_many(), *map(error_of_corrupted, CORRUPTED)]
+    rows, words, roles = map(neighbour, ("test_layout_errors", "test_role_errors", "test_roles"))
+    errors = [*map(error_of, programs_of(rows)), rows.too_many(), *map(error_of_corrupted, CORRUPTED)]
+    errors += [*map(error_of, programs_of(words)), words.for_portable(), words.too_many_stages()]
+    errors += map(roles.error_of_corrupted, roles.CORRUPTED)
     assert untested("passes", errors) == set()
 
 
@@ -251,11 +253,11 @@ def test_every_error_of_the_passes_has_a_test():
 
 @pytest.mark.parametrize("at, corrupt, message", [
     (1, "no allocation", "total is not allocated here"),
-    (2, "a layout with holes", "leaves registers or threads out"),
-    (2, "no allocation", "total is not allocated here"),
-    (3, "overlapping buffers", "the shared-memory plan"),
-    (3, "two distributions", "a second distribution of rows"),
-    (3, "two allocations", "tile is allocated twice"),
+    (4, "a layout with holes", "leaves registers or threads out"),
+    (4, "no allocation", "total is not allocated here"),
+    (5, "overlapping buffers", "the shared-memory plan"),
+    (5, "two distributions", "a second distribution of rows"),
+    (5, "two allocations", "tile is allocated twice"),
 ])  # fmt: skip
 def test_the_verifier_runs_after_each_pass(monkeypatch, at, corrupt, message):
     """A pass that breaks the kernel is stopped before the next one sees it."""

@@ -16,9 +16,9 @@ def text(expr: ir.Expr, register) -> str:
         case ir.Var(name=name):
             return name
         case ir.Load(buffer=buffer):
-            return f"{buffer.name}[{register(buffer)}]"
+            return f"{ir.buffer_of(buffer).name}[{register(buffer)}]"
         case ir.Cast(dtype="float32", value=ir.Load(buffer=buffer)):
-            return f"to_float({buffer.name}, {register(buffer)})"
+            return f"to_float({ir.buffer_of(buffer).name}, {register(buffer)})"
         case ir.Cast(dtype=dtype, value=value):
             return _cast(dtype, value.dtype, _bare(text(value, register)))
         case ir.Call(op="select", args=args):

@@ -1,6 +1,6 @@
 """The parameter struct of an operator: the same bytes for the kernel, the host that launches it and the emulator."""
 
-from tileops_dsl import ir
+from tileops_dsl import ir, plan
 
 CTYPES = {"int64": "int64_t", "int32": "int32_t", "float32": "float"}
 
@@ -13,6 +13,18 @@ def param_fields(kernel: ir.Kernel) -> list[tuple[str, str, int]]:
     fields += [(f"{t.name}_stride", "int64_t", len(t.dims)) for t in kernel.tensors]
     fields += [(f"{t.name}_dtype", "int32_t", 1) for t in kernel.tensors if t.dtype == "any"]
     fields += [(s.name, CTYPES[s.dtype], 1) for s in kernel.scalars]
+    return fields
+
+
+def role_params(kernel: ir.Kernel) -> list[tuple[str, str, int]]:
+    """Of a kernel with roles: tensor maps, the other tensors' pointers, extents, dtype codes, scalars, what was given."""
+    maps = plan.tma_tensors(kernel)
+    fields = [(t.name, "tensor_map", 1) for t in maps]
+    fields += [(t.name, "const void*", 1) for t in kernel.tensors if t not in maps]
+    fields += [(d.name, CTYPES[d.dtype], 1) for d in kernel.dims]
+    fields += [(f"{t.name}_dtype", "int32_t", 1) for t in kernel.tensors if t.dtype == "any"]
+    fields += [(s.name, CTYPES[s.dtype], 1) for s in kernel.scalars]
+    fields += [(f"has_{t.name}", "int32_t", 1) for t in kernel.tensors if t.optional]
     return fields
 
 

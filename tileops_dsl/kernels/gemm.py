@@ -17,7 +17,7 @@ def gemm(config: GemmConfig):
         c: T.Tensor((m, n), config.y, vector=8),
         bias: T.Tensor((n,), "any"),
         residual: T.Tensor((m, n), config.y, vector=8, optional=True),
-        activation: T.Scalar("int32"),
+        activation: T.Scalar("int32", below=1 + len(ACTIVATIONS)),
     ):
         with T.Kernel(threads=config.threads, cluster=(2, 1)):
             a_tile = T.alloc_shared((bm, bk), config.x)

@@ -37,6 +37,7 @@ class Builder:
         self.bodies: list[list[ir.Stmt]] = [[]]
         self.names: dict[str, ir.Location] = {}
         self.loops: set[str] = set()
+        self.reserved = RESERVED
         self.kernel: dict | None = None
 
     def emit(self, stmt: ir.Stmt) -> None:
@@ -52,9 +53,9 @@ class Builder:
     def close(self) -> tuple[ir.Stmt, ...]:
         return tuple(self.bodies.pop())
 
-    def declare(self, name: str) -> str:
+    def declare(self, name: str, reserved: bool = True) -> str:
         """Take a name; two things of one kernel never share one, nor one that the generated text uses itself."""
-        if name in RESERVED:
+        if reserved and name in self.reserved:
             raise TileError(f"{name} is a name of the generated text", f"another name, such as {name}_tile", here())
         if name in self.names:
             raise TileError(f"{name} is already the name of what line {self.names[name].line} made", "another name", here())
@@ -69,7 +70,7 @@ class Builder:
 
     def _loop_var(self, dtype: str, name: str) -> ir.Var:
         unique, number = name, 1
-        while unique in self.loops or unique in self.names or unique in RESERVED:
+        while unique in self.loops or unique in self.names or unique in self.reserved:
             number += 1
             unique = f"{name}_{number}"
         self.loops.add(unique)
@@ -78,6 +79,11 @@ class Builder:
 
 RESERVED = frozenset(
     "p r q c row col columns first head tail edge has_edge slot member thread before fill shared global site".split()
+)
+# Those of kernels without a grid.
+RESERVED_PERSISTENT = frozenset(
+    "p q x a b col full empty group rank thread lane rows columns tiles first clusters tile section height rest stage phase"
+    " before steps shared global site".split()
 )
 
 _PLACE = {

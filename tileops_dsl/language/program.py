@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from tileops_dsl import ir
 from tileops_dsl.errors import TileError
-from tileops_dsl.language.builder import builder, here, location, recording
+from tileops_dsl.language.builder import RESERVED_PERSISTENT, builder, here, location, recording
 from tileops_dsl.language.memory import TensorArg
 from tileops_dsl.language.scalar import Value, to_expr
 
@@ -18,41 +18,55 @@ class Tensor:
     `dtype` "any" is an optional tensor of any float dtype, converted when it is copied. `vector` > 1 is a promise of the
     caller: unit stride in the last dimension, whose extent, like the address and the other strides, is a multiple of it
     (shifted layouts: only that the rows of all tensors lie alike in their vectors; lanes on rows: the same of the last
-    dimension but one).
+    dimension but one). `optional`: may not be passed; is copied only under T.If(x.given). In a kernel without a grid the last
+    dimension has unit stride always.
     """
 
     dims: tuple
     dtype: str
     vector: int = 1
+    optional: bool = False
 
 
 @dataclass(frozen=True)
 class Scalar:
-    """A parameter: a number that is the same for all threads ("float32" or "int32")."""
+    """A parameter: a number that is the same for all threads ("float32" or "int32"); `below` promises 0 <= it < below."""
 
     dtype: str
+    below: int | None = None
 
 
 def dynamic(names: str, dtype: str = "int64"):
     """Extents known at run time: outer, inner = T.dynamic("outer, inner"). Use "int32" for one that fits."""
     dims = tuple(Value(ir.Var(dtype, name.strip())) for name in names.split(","))
+    for dim in dims:
+        dim.declared = dims  # the order of the parameters
     return dims if len(dims) > 1 else dims[0]
 
 
 @contextmanager
-def Kernel(*grid, threads: int):
-    """with T.Kernel(blocks_x, blocks_y, threads=n) as (bx, by): the work of one CTA of the grid."""
+def Kernel(*grid, threads: int, cluster: tuple[int, int] = (1, 1)):
+    """with T.Kernel(blocks_x, blocks_y, threads=n) as (bx, by): the work of one CTA of the grid.
+
+    Without a grid: one wave of CTAs, which share out the tiles of T.Persistent. `threads` are those that hold fragments.
+    A `cluster` takes so many neighbouring tiles of each direction at a time.
+    """
     b, where = builder(), here()
     if b.kernel is not None:
         raise TileError("a second T.Kernel in one program", "one program for each kernel", where)
     if threads % 32 or not 32 <= threads <= 1024:
         raise TileError(f"{threads} threads", "a multiple of 32, at most 1024", where)
+    if cluster != (1, 1) and (grid or cluster[1] != 1 or not 1 <= cluster[0] <= 8):
+        raise TileError(f"a cluster of {cluster}", "cluster=(n, 1) with n <= 8, in a kernel without a grid", where)
+    if not grid:
+        b.reserved = RESERVED_PERSISTENT
     blocks = tuple(ir.Var("int64", f"block_{'xyz'[i]}") for i in range(len(grid)))
     b.kernel = {
         "min_blocks": 1,
         "blocks": blocks,
         "grid": tuple(to_expr(g) for g in grid),
         "threads": threads,
+        "cluster": cluster,
         "location": where,
     }
     yield Value(blocks[0]) if len(blocks) == 1 else tuple(map(Value, blocks))
@@ -66,25 +80,28 @@ def annotate_min_blocks_per_sm(blocks: int) -> None:
 def prim_func(function) -> ir.Kernel:
     """Record the tile program `function`; its annotated arguments become the kernel's parameters, under their names."""
     where = location(inspect.getsourcefile(function), function.__code__.co_firstlineno)
-    tensors, scalars, dims, arguments = [], [], {}, []
+    tensors, scalars, dims, used, below, arguments = [], [], {}, set(), {}, []
     for name, spec in inspect.get_annotations(function).items():
         if isinstance(spec, Tensor):
             shape = tuple(d.expr for d in spec.dims)
-            dims |= {d.name: d for d in shape}
-            tensors.append(ir.Tensor(name, shape, spec.dtype, spec.vector))
+            dims |= {d.expr.name: d.expr for dim in spec.dims for d in dim.declared}
+            used |= set(shape)
+            tensors.append(ir.Tensor(name, shape, spec.dtype, spec.vector, spec.optional))
             arguments.append(TensorArg(tensors[-1]))
         elif isinstance(spec, Scalar):
             scalars.append(ir.Var(spec.dtype, name))
+            below |= {name: spec.below} if spec.below else {}
             arguments.append(Value(scalars[-1]))
         else:
             raise TileError(f"parameter {name} is {spec!r}", "T.Tensor(...) or T.Scalar(...)", where)
+    dims = {name: dim for name, dim in dims.items() if dim in used}
     with recording() as b:
         for name in (*dims, *(t.name for t in tensors), *(s.name for s in scalars)):
-            b.declare(name)
+            b.declare(name, reserved=name not in {t.name for t in tensors})
         function(*arguments)
     if b.kernel is None:
         raise TileError("the program has no T.Kernel", "with T.Kernel(blocks, threads=n) as block: ...", where)
     if len(b.bodies) != 1:
         raise TileError("a loop was left by break or return", "T.If in the loop", where)
-    frame = dict(b.kernel)
+    frame = {**b.kernel, "below": below}
     return ir.Kernel(function.__name__, tuple(tensors), tuple(dims.values()), tuple(scalars), body=tuple(b.bodies[0]), **frame)

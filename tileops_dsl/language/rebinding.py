@@ -22,7 +22,7 @@ def _check(code) -> None:
     function = ast.parse(textwrap.dedent(inspect.getsource(code))).body[0]
     for block in ast.walk(function):
         word = _word(block)
-        if word not in ("Parallel", "serial", "If"):
+        if word not in ("Parallel", "serial", "If", "Pipelined", "Persistent"):
             continue
         before = {n.id for n in _stored(function) if n.lineno < block.lineno}
         for name in (n for stmt in block.body for n in _stored(stmt)):

@@ -148,6 +148,26 @@ def reciprocal(value) -> Value:
     return call("reciprocal", value)
 
 
+def relu(value) -> Value:
+    """The value where it is positive, 0 where it is negative; a NaN stays."""
+    return call("relu", value)
+
+
+def gelu(value) -> Value:
+    """v Phi(v), with the error function."""
+    return call("gelu", value)
+
+
+def gelu_tanh(value) -> Value:
+    """The tanh form of gelu."""
+    return call("gelu_tanh", value)
+
+
+def silu(value) -> Value:
+    """v sigmoid(v)."""
+    return call("silu", value)
+
+
 def max(a, b) -> Value:
     """The larger value; a NaN gives way to a number."""
     return call("max", a, b)

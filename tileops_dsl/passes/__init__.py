@@ -1,16 +1,25 @@
 """The whole pipeline, in order. The verifier runs after each pass, always."""
 
 from tileops_dsl import ir
+from tileops_dsl.passes.barriers import derive_barriers
+from tileops_dsl.passes.budgets import budget_registers
 from tileops_dsl.passes.layouts import infer_layouts
+from tileops_dsl.passes.pipeline import pipeline
+from tileops_dsl.passes.roles import assign_roles
 from tileops_dsl.passes.shared_memory import plan_shared_memory
 from tileops_dsl.passes.verify import verify
 from tileops_dsl.targets import Target
 
+CHECKED = ("well_formed", "roles", "schedule", "layouts", "shared_memory", "barriers", "budgets")
 # (name, pass, what holds after it: keys of verify.CHECKS)
 PIPELINE = [
-    ("record", lambda kernel, target: kernel, ("well_formed",)),
-    ("infer_layouts", infer_layouts, ("well_formed", "layouts")),
-    ("plan_shared_memory", plan_shared_memory, ("well_formed", "layouts", "shared_memory")),
+    ("record", lambda kernel, target: kernel, CHECKED[:1]),
+    ("roles", assign_roles, CHECKED[:2]),
+    ("pipeline", pipeline, CHECKED[:3]),
+    ("infer_layouts", infer_layouts, CHECKED[:4]),
+    ("plan_shared_memory", plan_shared_memory, CHECKED[:5]),
+    ("barriers", derive_barriers, CHECKED[:6]),
+    ("budgets", budget_registers, CHECKED),
 ]
 
 

@@ -9,10 +9,13 @@ from dataclasses import replace
 from tileops_dsl import ir
 from tileops_dsl.errors import TileError
 from tileops_dsl.layouts import PerColumn, PerRow, tile_of
+from tileops_dsl.passes.tiles import infer_tiles
 from tileops_dsl.targets import Target
 
 
 def infer_layouts(kernel: ir.Kernel, target: Target) -> ir.Kernel:
+    if kernel.roles:
+        return infer_tiles(kernel)
     table: dict[ir.Buffer, object] = {}
     statements = list(ir.walk(kernel.body))
     for stmt in statements:

@@ -6,6 +6,7 @@ import itertools
 from tileops_dsl import ir
 from tileops_dsl.errors import TileError
 from tileops_dsl.layouts import PerColumn, PerRow, VectorisedRows, tile_of
+from tileops_dsl.passes import verify_roles
 from tileops_dsl.targets import Target
 
 
@@ -18,7 +19,22 @@ def well_formed(kernel: ir.Kernel, target: Target) -> None:
     """Names are in scope, buffers are allocated once and before use, indices and dtypes fit."""
     scope = {v.name for v in (*kernel.dims, *kernel.scalars, *kernel.blocks)}
     scope |= {f"{t.name}_dtype" for t in kernel.tensors if t.dtype == "any"}
+    scope |= {f"has_{t.name}" for t in kernel.tensors if t.optional}
     _check_block(kernel.body, scope, set(), list(kernel.tensors))
+    _check_optional(kernel)
+
+
+def _check_optional(kernel: ir.Kernel) -> None:
+    """A tensor that may be missing is touched only where it is there."""
+    for tensor in (t for t in kernel.tensors if t.optional):
+        given = ir.Call("bool", "ne", (ir.Var("int32", f"has_{tensor.name}"), ir.Const("int32", 0)))
+        guarded = {
+            id(s) for c in ir.walk(kernel.body) if isinstance(c, ir.If) and c.condition == given for s in ir.walk(c.body)
+        }
+        for stmt in (s for s in ir.walk(kernel.body) if isinstance(s, ir.Copy)):
+            used = any(isinstance(end, ir.Region) and end.tensor == tensor for end in (stmt.src, stmt.dst))
+            there = not used or id(stmt) in guarded
+            _require(there, f"{tensor.name} may be missing here", f"with T.If({tensor.name}.given): around it", stmt)
 
 
 def _check_block(body, scope: set[str], live: set[ir.Buffer], tensors: list[ir.Tensor]) -> None:
@@ -27,7 +43,8 @@ def _check_block(body, scope: set[str], live: set[ir.Buffer], tensors: list[ir.T
             _check_expr(expr, scope, live, stmt)
         for region in (r for r in vars(stmt).values() if isinstance(r, ir.Region)):
             _require(region.tensor in tensors, f"{region.tensor.name} is no parameter of the program", "its own T.Tensor", stmt)
-        for buffer in (b for b in vars(stmt).values() if isinstance(b, ir.Buffer) and not isinstance(stmt, ir.Alloc)):
+        tiles = (t for t in vars(stmt).values() if isinstance(t, ir.Tile) and not isinstance(stmt, ir.Alloc))
+        for buffer in map(ir.buffer_of, tiles):
             _require(buffer in live, f"{buffer.name} is not allocated here", "T.alloc_fragment before its first use", stmt)
         if isinstance(stmt, ir.Alloc):
             _require(stmt.buffer not in live, f"{stmt.buffer.name} is allocated twice", "one allocation", stmt)
@@ -36,8 +53,10 @@ def _check_block(body, scope: set[str], live: set[ir.Buffer], tensors: list[ir.T
         if isinstance(stmt, ir.Parallel):
             inner = scope | {v.name for v in stmt.vars}
             _check_extents(stmt)
-        elif isinstance(stmt, ir.Serial):
+        elif isinstance(stmt, ir.Serial | ir.Pipelined):
             inner = scope | {stmt.var.name}
+        elif isinstance(stmt, ir.Persistent):
+            inner = scope | {v.name for v in stmt.vars}
         _check_block(getattr(stmt, "body", ()), inner, live if inner is scope else set(live), tensors)
 
 
@@ -60,7 +79,12 @@ def _check_expr(expr: ir.Expr, scope: set[str], live: set[ir.Buffer], stmt: ir.S
         if isinstance(e, ir.Var):
             _require(e.name in scope, f"{e.name} is used outside its loop", "the loop's values inside the loop", stmt)
         elif isinstance(e, ir.Load):
-            _require(e.buffer in live, f"{e.buffer.name} is not allocated here", "T.alloc_fragment before its first use", stmt)
+            _require(
+                ir.buffer_of(e.buffer) in live,
+                f"{e.buffer.name} is not allocated here",
+                "T.alloc_fragment before its first use",
+                stmt,
+            )
             _require(isinstance(stmt, ir.Store), f"{e} is read outside T.Parallel", "a dimension or a T.Scalar", stmt)
         elif isinstance(e, ir.Call):
             arity = ir.OPS[e.op][0]
@@ -72,6 +96,9 @@ def layouts(kernel: ir.Kernel, target: Target) -> None:
 
     All layouts of a kernel distribute the same tile, and its copies access what the tensors promise.
     """
+    if kernel.roles:
+        verify_roles.layouts(kernel, target)
+        return
     first = None
     for stmt in ir.walk(kernel.body):
         if isinstance(stmt, ir.Alloc):
@@ -139,6 +166,9 @@ def _placement_problem(layout, shape: tuple[int, ...]) -> str | None:
 
 def shared_memory(kernel: ir.Kernel, target: Target) -> None:
     """Each exchange buffer has its size, none overlaps another, all fit."""
+    if kernel.roles:
+        verify_roles.shared_memory(kernel, target)
+        return
     ranges = []
     for stmt in ir.walk(kernel.body):
         if isinstance(stmt, ir.Reduce):
@@ -158,4 +188,12 @@ def _require(holds: bool, problem: str, instead: str, stmt: ir.Stmt) -> None:
         raise TileError(problem, instead, stmt.location)
 
 
-CHECKS = {"well_formed": well_formed, "layouts": layouts, "shared_memory": shared_memory}
+CHECKS = {
+    "well_formed": well_formed,
+    "roles": verify_roles.roles,
+    "schedule": verify_roles.schedule,
+    "layouts": layouts,
+    "shared_memory": shared_memory,
+    "barriers": verify_roles.barriers,
+    "budgets": verify_roles.budgets,
+}

@@ -1,0 +1,549 @@
+"""What the words of products and pipelines, and the passes behind them, refuse."""
+
+from dataclasses import replace
+
+import pytest
+from rejected import rejected
+
+import tileops_dsl.language as T
+from tileops_dsl import configs
+from tileops_dsl.errors import TileError
+from tileops_dsl.kernels import gemm
+from tileops_dsl.passes import run_passes
+from tileops_dsl.targets import TARGETS
+
+m, n, k = T.dynamic("m, n, k", "int32")
+A = T.Tensor((m, k), "bfloat16", vector=8)
+B = T.Tensor((n, k), "bfloat16", vector=8)
+C = T.Tensor((m, n), "bfloat16", vector=8)
+OPTIONAL = T.Tensor((m, n), "bfloat16", vector=8, optional=True)
+W = T.Tensor((n,), "any")
+FLAG = T.Scalar("int32")
+TILES = T.ceildiv(m, 128), T.ceildiv(n, 128)
+STEPS = T.ceildiv(k, 64)
+
+
+def main_loop(a, b, a_tile, b_tile, acc, row, column, **more):
+    for i in T.Pipelined(STEPS, num_stages=2):
+        T.copy(a[row * 128, i * 64], a_tile)
+        T.copy(b[column * 128, i * 64], b_tile, **more)
+        T.gemm(a_tile, b_tile, acc, transpose_B=True, clear_accum=i == 0)
+
+
+# ---- words
+
+
+@rejected("a cluster of (2, 2)", "cluster=(n, 1) with n <= 8, in a kernel without a grid")
+def test_cluster_of_columns():
+    with T.Kernel(threads=256, cluster=(2, 2)):  # here
+        pass
+
+
+@rejected("a cluster of (2, 1)", "cluster=(n, 1) with n <= 8, in a kernel without a grid")
+def test_cluster_of_a_grid():
+    with T.Kernel(1, threads=256, cluster=(2, 1)):  # here
+        pass
+
+
+@rejected("the tile gets its name from the line that allocates it", "name = T.alloc_shared(...)")
+def test_shared_tile_without_a_name():
+    with T.Kernel(threads=256):
+        tiles = [T.alloc_shared((128, 64), "bfloat16")]  # here
+        assert tiles
+
+
+@rejected("acc is cut in another way than some columns of a fragment, a constant number of them", "tile[:, a : a + 64]")
+def test_view_of_rows():
+    with T.Kernel(threads=256):
+        acc = T.alloc_fragment((128, 128), "float32")
+        assert acc[0:64, 0:64]  # here
+
+
+@rejected("acc is cut in another way than some columns of a fragment, a constant number of them", "tile[:, a : a + 64]")
+def test_view_of_a_run_time_width(flag: FLAG):
+    with T.Kernel(threads=256):
+        acc = T.alloc_fragment((128, 128), "float32")
+        assert acc[:, 0:flag]  # here
+
+
+@rejected("a copy has a tensor's tile on one side and a fragment on the other", "T.copy(x[i, j], tile)")
+def test_copy_of_a_view(c: C):
+    with T.Kernel(threads=256):
+        acc = T.alloc_fragment((128, 128), "bfloat16")
+        T.copy(acc[:, 0:64], c[0, 0])  # here
+
+
+@rejected("only a load into shared memory is multicast", "the copy without multicast")
+def test_multicast_store(c: C):
+    with T.Kernel(threads=256):
+        c_tile = T.alloc_shared((128, 64), "bfloat16")
+        T.copy(c_tile, c[0, 0], multicast=True)  # here
+
+
+@rejected("out is bfloat16[128, 64] and c_tile bfloat16[128, 128]", "two tiles of one shape and dtype")
+def test_copy_between_shapes():
+    with T.Kernel(threads=256):
+        c_tile = T.alloc_shared((128, 128), "bfloat16")
+        out = T.alloc_fragment((128, 64), "bfloat16")
+        T.copy(out, c_tile)  # here
+
+
+@rejected("a copy of shared memory has no eviction_policy", "the copy without it")
+def test_eviction_policy_of_a_shared_tile(a: A):
+    with T.Kernel(threads=256):
+        a_tile = T.alloc_shared((128, 64), "bfloat16")
+        T.copy(a[0, 0], a_tile, eviction_policy="evict_first")  # here
+
+
+@rejected("what lies outside the tensor is 0 in shared memory", "the copy without fill")
+def test_fill_of_a_shared_tile(a: A):
+    with T.Kernel(threads=256):
+        a_tile = T.alloc_shared((128, 64), "bfloat16")
+        T.copy(a[0, 0], a_tile, fill=0.0)  # here
+
+
+@rejected("a product of [128, 64] and [128, 64] into [128, 128]", "a [M, K], b [K, N] (or transposed) and c [M, N]")
+def test_product_of_other_shapes():
+    with T.Kernel(threads=256):
+        a_tile = T.alloc_shared((128, 64), "bfloat16")
+        acc = T.alloc_fragment((128, 128), "float32")
+        T.gemm(a_tile, a_tile, acc)  # here
+
+
+@rejected("a product takes its operands from shared memory", "T.alloc_shared tiles and a fragment")
+def test_product_of_a_fragment():
+    with T.Kernel(threads=256):
+        a_part = T.alloc_fragment((128, 64), "bfloat16")
+        acc = T.alloc_fragment((128, 128), "float32")
+        T.gemm(a_part, a_part, acc, transpose_B=True)  # here
+
+
+@rejected(
+    "a product of bfloat16 and bfloat16 into fragment bfloat16", "two tiles of bfloat16 or of float16, and a float32 fragment"
+)
+def test_product_into_bfloat16():
+    with T.Kernel(threads=256):
+        a_tile = T.alloc_shared((128, 64), "bfloat16")
+        acc = T.alloc_fragment((128, 128), "bfloat16")
+        T.gemm(a_tile, a_tile, acc, transpose_B=True)  # here
+
+
+@rejected("clear_accum is 1, not a condition", "True, False or a comparison, such as i == 0")
+def test_clear_by_a_number():
+    with T.Kernel(threads=256):
+        a_tile = T.alloc_shared((128, 64), "bfloat16")
+        acc = T.alloc_fragment((128, 128), "float32")
+        T.gemm(a_tile, a_tile, acc, transpose_B=True, clear_accum=1)  # here
+
+
+@rejected("1 stages with 1 products unfinished", "at least one stage, pending=1 with two or more, or pending=0")
+def test_a_stage_too_few():
+    with T.Kernel(threads=256):
+        for _ in T.Pipelined(STEPS, num_stages=1, pending=1):  # here
+            pass
+
+
+@rejected("1 extents in groups of 8", "rows and columns, groups of 1 or more")
+def test_persistent_over_one_extent():
+    with T.Kernel(threads=256):
+        for _ in T.Persistent((T.ceildiv(m, 128),), group_size=8):  # here
+            pass
+
+
+LANGUAGE = [test for name, test in list(globals().items()) if name.startswith("test_")]
+
+
+# ---- roles
+
+
+@rejected("a kernel with T.gemm has 256 threads and a grid", "T.Kernel(threads=256) or 384: two or three groups, and no grid")
+def test_shared_tile_in_a_grid():
+    with T.Kernel(1, threads=256):  # here
+        a_tile = T.alloc_shared((128, 64), "bfloat16")
+        assert a_tile
+
+
+@rejected("a kernel without a grid is one T.Persistent loop", "all statements in the loop")
+def test_statements_beside_the_loop(a: A):
+    with T.Kernel(threads=256):  # here
+        a_tile = T.alloc_shared((128, 64), "bfloat16")
+        T.copy(a[0, 0], a_tile)
+
+
+@rejected("T.fill has no meaning in T.Persistent yet", "T.Parallel, T.gemm, T.copy")
+def test_fill_in_persistent(a: A, b: B):
+    with T.Kernel(threads=256):
+        acc = T.alloc_fragment((128, 128), "float32")
+        for _row, _column in T.Persistent(TILES):
+            T.fill(acc, 0.0)  # here
+
+
+@rejected("a tile is loaded into shared memory outside T.Pipelined", "the copy in the loop")
+def test_load_outside_the_pipeline(a: A, b: B):
+    with T.Kernel(threads=256):
+        a_tile = T.alloc_shared((128, 64), "bfloat16")
+        for row, _column in T.Persistent(TILES):
+            T.copy(a[row, 0], a_tile)  # here
+
+
+@rejected("no T.Pipelined loop copies tiles for T.gemm", "T.copy(a[i, k], a_tile) in the loop")
+def test_nothing_to_load(a: A, b: B):
+    with T.Kernel(threads=256):  # here
+        a_tile = T.alloc_shared((128, 64), "bfloat16")
+        acc = T.alloc_fragment((128, 128), "float32")
+        for _row, _column in T.Persistent(TILES):
+            T.gemm(a_tile, a_tile, acc, transpose_B=True)
+
+
+# ---- pipelines
+
+
+@rejected("a_tile is not loaded by this loop, or used outside it", "a tile of the loop's own, loaded by T.copy in it")
+def test_operand_of_another_loop(a: A, b: B):
+    with T.Kernel(threads=256):
+        a_tile = T.alloc_shared((128, 64), "bfloat16")
+        b_tile = T.alloc_shared((128, 64), "bfloat16")
+        acc = T.alloc_fragment((128, 128), "float32")
+        for _row, column in T.Persistent(TILES):
+            for i in T.Pipelined(STEPS, num_stages=2):
+                T.copy(b[column * 128, i * 64], b_tile)
+                T.gemm(a_tile, b_tile, acc, transpose_B=True)  # here
+
+
+@rejected("a load of the loop's tiles depends on a condition", "the copy outside T.If")
+def test_load_under_a_condition(a: A, b: B, flag: FLAG):
+    with T.Kernel(threads=256):
+        a_tile = T.alloc_shared((128, 64), "bfloat16")
+        b_tile = T.alloc_shared((128, 64), "bfloat16")
+        acc = T.alloc_fragment((128, 128), "float32")
+        for row, column in T.Persistent(TILES):
+            for i in T.Pipelined(STEPS, num_stages=2):
+                T.copy(a[row * 128, i * 64], a_tile)
+                with T.If(flag != 0):  # here
+                    T.copy(b[column * 128, i * 64], b_tile)
+                T.gemm(a_tile, b_tile, acc, transpose_B=True)
+
+
+@rejected(
+    "the loop has more than one product and the copies of its operands", "one T.gemm in T.Pipelined, everything else behind it"
+)
+def test_work_between_products(a: A, b: B):
+    with T.Kernel(threads=256):
+        a_tile = T.alloc_shared((128, 64), "bfloat16")
+        b_tile = T.alloc_shared((128, 64), "bfloat16")
+        acc = T.alloc_fragment((128, 128), "float32")
+        for row, column in T.Persistent(TILES):
+            for i in T.Pipelined(STEPS, num_stages=2):  # here
+                T.copy(a[row * 128, i * 64], a_tile)
+                T.copy(b[column * 128, i * 64], b_tile)
+                T.gemm(a_tile, b_tile, acc, transpose_B=True)
+                for r, j in T.Parallel(128, 128):
+                    acc[r, j] = acc[r, j] * 2.0
+
+
+@rejected("a loop without T.gemm runs flag times", "a constant number of iterations, over views of a fragment")
+def test_loop_of_a_run_time_length(a: A, b: B, flag: FLAG):
+    with T.Kernel(threads=256):
+        a_tile = T.alloc_shared((128, 64), "bfloat16")
+        b_tile = T.alloc_shared((128, 64), "bfloat16")
+        acc = T.alloc_fragment((128, 128), "float32")
+        for row, column in T.Persistent(TILES):
+            main_loop(a, b, a_tile, b_tile, acc, row, column)
+            for _ in T.serial(flag):  # here
+                for r, j in T.Parallel(128, 128):
+                    acc[r, j] = acc[r, j] * 2.0
+
+
+@rejected(
+    "T.serial does not run over equal views of one fragment", "part = acc[:, e * n : e * n + n] in T.serial(columns // n)"
+)
+def test_serial_over_some_of_the_views(a: A, b: B):
+    with T.Kernel(threads=256):
+        a_tile = T.alloc_shared((128, 64), "bfloat16")
+        b_tile = T.alloc_shared((128, 64), "bfloat16")
+        acc = T.alloc_fragment((128, 128), "float32")
+        for row, column in T.Persistent(TILES):
+            main_loop(a, b, a_tile, b_tile, acc, row, column)
+            for e in T.serial(3):  # here
+                part = acc[:, e * 32 : e * 32 + 32]
+                for r, j in T.Parallel(128, 32):
+                    part[r, j] = T.relu(part[r, j])
+
+
+@rejected("4 iterations go round 3 stages", "a number of stages that divides the iterations")
+def test_stages_that_do_not_divide(a: A, b: B, c: C):
+    with T.Kernel(threads=256):
+        a_tile = T.alloc_shared((128, 64), "bfloat16")
+        b_tile = T.alloc_shared((128, 64), "bfloat16")
+        c_tile = T.alloc_shared((128, 32), "bfloat16")
+        acc = T.alloc_fragment((128, 128), "float32")
+        out = T.alloc_fragment((128, 32), "bfloat16")
+        for row, column in T.Persistent(TILES):
+            main_loop(a, b, a_tile, b_tile, acc, row, column)
+            for e in T.Pipelined(4, num_stages=3):  # here
+                piece = acc[:, e * 32 : e * 32 + 32]
+                for r, j in T.Parallel(128, 32):
+                    out[r, j] = piece[r, j]
+                T.copy(out, c_tile)
+                T.copy(c_tile, c[row * 128, column * 128 + e * 32])
+
+
+@rejected("a loop or a copy of a tile stands under T.If", "T.If around what is neither")
+def test_store_under_a_condition(a: A, b: B, c: C, flag: FLAG):
+    with T.Kernel(threads=256):
+        a_tile = T.alloc_shared((128, 64), "bfloat16")
+        b_tile = T.alloc_shared((128, 64), "bfloat16")
+        c_tile = T.alloc_shared((128, 128), "bfloat16")
+        acc = T.alloc_fragment((128, 128), "float32")
+        for row, column in T.Persistent(TILES):
+            main_loop(a, b, a_tile, b_tile, acc, row, column)
+            with T.If(flag != 0):
+                T.copy(c_tile, c[row * 128, column * 128])  # here
+
+
+@rejected("more than one loop loads tiles that the consumers only read", "one T.Pipelined loop with T.gemm")
+def test_two_loops_of_products(a: A, b: B):
+    with T.Kernel(threads=256):  # here
+        a_tile = T.alloc_shared((128, 64), "bfloat16")
+        b_tile = T.alloc_shared((128, 64), "bfloat16")
+        a_late = T.alloc_shared((128, 64), "bfloat16")
+        b_late = T.alloc_shared((128, 64), "bfloat16")
+        acc = T.alloc_fragment((128, 128), "float32")
+        for row, column in T.Persistent(TILES):
+            main_loop(a, b, a_tile, b_tile, acc, row, column)
+            main_loop(a, b, a_late, b_late, acc, row, column)
+
+
+@rejected(
+    "c_tile is read where no copy of a fragment into it follows", "T.Parallel over the tile's shape, then T.copy(out, tile)"
+)
+def test_elements_of_a_tile_that_is_not_written(a: A, b: B, c: C):
+    with T.Kernel(threads=256):
+        a_tile = T.alloc_shared((128, 64), "bfloat16")
+        b_tile = T.alloc_shared((128, 64), "bfloat16")
+        c_tile = T.alloc_shared((128, 128), "bfloat16")
+        acc = T.alloc_fragment((128, 128), "float32")
+        out = T.alloc_fragment((128, 128), "bfloat16")
+        for row, column in T.Persistent(TILES):
+            main_loop(a, b, a_tile, b_tile, acc, row, column)
+            for r, j in T.Parallel(128, 128):
+                out[r, j] = acc[r, j]
+            T.copy(out, c_tile)
+            T.copy(c_tile, c[row * 128, column * 128])
+            for r, j in T.Parallel(128, 128):  # here
+                acc[r, j] = acc[r, j] + c_tile[r, j]
+
+
+# ---- layouts
+
+
+@rejected("spare has no layout: no product, copy or loop gives it one", "a tile that T.gemm, T.copy or T.Parallel uses")
+def test_tile_without_a_use(a: A, b: B):
+    with T.Kernel(threads=256):
+        a_tile = T.alloc_shared((128, 64), "bfloat16")
+        b_tile = T.alloc_shared((128, 64), "bfloat16")
+        acc = T.alloc_fragment((128, 128), "float32")
+        spare = T.alloc_fragment((128, 128), "float32")  # here
+        for row, column in T.Persistent(TILES):
+            main_loop(a, b, a_tile, b_tile, acc, row, column)
+            assert spare
+
+
+@rejected("row_sums has 64 elements for a group of 128 threads", "a multiple of 128")
+def test_vector_of_half_a_group(a: A, b: B, w: W):
+    with T.Kernel(threads=256):
+        a_tile = T.alloc_shared((128, 64), "bfloat16")
+        b_tile = T.alloc_shared((128, 64), "bfloat16")
+        acc = T.alloc_fragment((128, 128), "float32")
+        row_sums = T.alloc_fragment((64,), "float32")
+        for row, column in T.Persistent(TILES):
+            T.copy(w[column * 64], row_sums, fill=0.0, absent=0.0)  # here
+            main_loop(a, b, a_tile, b_tile, acc, row, column)
+
+
+@rejected(
+    "acc has 128 x 128 elements for 3 groups of 64 rows", "64 rows for each 128 threads, and a multiple of 8 columns up to 256"
+)
+def test_too_many_threads_for_the_rows(a: A, b: B):
+    with T.Kernel(threads=384):
+        a_tile = T.alloc_shared((128, 64), "bfloat16")
+        b_tile = T.alloc_shared((128, 64), "bfloat16")
+        acc = T.alloc_fragment((128, 128), "float32")
+        for row, column in T.Persistent(TILES):
+            for i in T.Pipelined(STEPS, num_stages=2):
+                T.copy(a[row * 128, i * 64], a_tile)
+                T.copy(b[column * 128, i * 64], b_tile)
+                T.gemm(a_tile, b_tile, acc, transpose_B=True)  # here
+
+
+@rejected("a_tile has rows of K", "a tile [M, K] and transpose_A=False")
+def test_transposed_a(a: A, b: B):
+    with T.Kernel(threads=256):
+        a_tile = T.alloc_shared((64, 128), "bfloat16")
+        b_tile = T.alloc_shared((128, 64), "bfloat16")
+        acc = T.alloc_fragment((128, 128), "float32")
+        for row, column in T.Persistent(TILES):
+            for i in T.Pipelined(STEPS, num_stages=2):
+                T.copy(a[i * 64, row * 128], a_tile)
+                T.copy(b[column * 128, i * 64], b_tile)
+                T.gemm(a_tile, b_tile, acc, transpose_A=True, transpose_B=True)  # here
+
+
+@rejected("a_tile is [128, 8]; TMA and wgmma move rows of 32 bytes, 8 to 256 of them", "a tile [rows, columns] of such sizes")
+def test_rows_of_16_bytes(a: A, b: B):
+    with T.Kernel(threads=256):
+        a_tile = T.alloc_shared((128, 8), "bfloat16")
+        b_tile = T.alloc_shared((128, 8), "bfloat16")
+        acc = T.alloc_fragment((128, 128), "float32")
+        for row, column in T.Persistent(TILES):
+            for i in T.Pipelined(STEPS, num_stages=2):
+                T.copy(a[row * 128, i * 8], a_tile)
+                T.copy(b[column * 128, i * 8], b_tile)
+                T.gemm(a_tile, b_tile, acc, transpose_B=True)  # here
+
+
+@rejected(
+    "b_tile has 128 rows, of which each of 1 CTAs loads a part",
+    "a cluster whose CTAs load 8 rows each, or more; or no multicast",
+)
+def test_multicast_without_a_cluster(a: A, b: B):
+    with T.Kernel(threads=256):
+        a_tile = T.alloc_shared((128, 64), "bfloat16")
+        b_tile = T.alloc_shared((128, 64), "bfloat16")
+        acc = T.alloc_fragment((128, 128), "float32")
+        for row, column in T.Persistent(TILES):
+            for i in T.Pipelined(STEPS, num_stages=2):
+                T.copy(a[row * 128, i * 64], a_tile)
+                T.copy(b[column * 128, i * 64], b_tile, multicast=True)  # here
+                T.gemm(a_tile, b_tile, acc, transpose_B=True)
+
+
+@rejected("the CTAs of the cluster differ in row, so a_tile is not the same for all", "the copy without multicast")
+def test_multicast_of_what_differs(a: A, b: B):
+    with T.Kernel(threads=256, cluster=(2, 1)):
+        a_tile = T.alloc_shared((128, 64), "bfloat16")
+        b_tile = T.alloc_shared((128, 64), "bfloat16")
+        acc = T.alloc_fragment((128, 128), "float32")
+        for row, column in T.Persistent(TILES):
+            for i in T.Pipelined(STEPS, num_stages=2):
+                T.copy(a[row * 128, i * 64], a_tile, multicast=True)  # here
+                T.copy(b[column * 128, i * 64], b_tile)
+                T.gemm(a_tile, b_tile, acc, transpose_B=True)
+
+
+@rejected(
+    "c is copied between global memory and a fragment",
+    'a tile in shared memory in between (a vector of dtype "any" needs none)',
+)
+def test_store_of_a_fragment(a: A, b: B, c: C):
+    with T.Kernel(threads=256):
+        a_tile = T.alloc_shared((128, 64), "bfloat16")
+        b_tile = T.alloc_shared((128, 64), "bfloat16")
+        acc = T.alloc_fragment((128, 128), "float32")
+        out = T.alloc_fragment((128, 128), "bfloat16")
+        for row, column in T.Persistent(TILES):
+            main_loop(a, b, a_tile, b_tile, acc, row, column)
+            for r, j in T.Parallel(128, 128):
+                out[r, j] = acc[r, j]
+            T.copy(out, c[row * 128, column * 128])  # here
+
+
+@rejected("acc[j, r] is not the loop's own element", "tile[i, j], or row[j] of a vector in shared memory")
+def test_transposed_element(a: A, b: B):
+    with T.Kernel(threads=256):
+        a_tile = T.alloc_shared((128, 64), "bfloat16")
+        b_tile = T.alloc_shared((128, 64), "bfloat16")
+        acc = T.alloc_fragment((128, 128), "float32")
+        for row, column in T.Persistent(TILES):
+            main_loop(a, b, a_tile, b_tile, acc, row, column)
+            for r, j in T.Parallel(128, 128):
+                acc[r, j] = acc[j, r]  # here
+
+
+@rejected("an index of the loop is used as a number", "only elements of tiles")
+def test_index_as_a_number(a: A, b: B):
+    with T.Kernel(threads=256):
+        a_tile = T.alloc_shared((128, 64), "bfloat16")
+        b_tile = T.alloc_shared((128, 64), "bfloat16")
+        acc = T.alloc_fragment((128, 128), "float32")
+        for row, column in T.Persistent(TILES):
+            main_loop(a, b, a_tile, b_tile, acc, row, column)
+            for r, j in T.Parallel(128, 128):
+                acc[r, j] = acc[r, j] + j  # here
+
+
+@rejected("half is [64, 128] for 2 groups of 64 rows", "the rows of the accumulator and a multiple of 16 columns")
+def test_fragment_of_fewer_rows(a: A, b: B):
+    with T.Kernel(threads=256):
+        a_tile = T.alloc_shared((128, 64), "bfloat16")
+        b_tile = T.alloc_shared((128, 64), "bfloat16")
+        acc = T.alloc_fragment((128, 128), "float32")
+        half = T.alloc_fragment((64, 128), "float32")
+        for row, column in T.Persistent(TILES):
+            main_loop(a, b, a_tile, b_tile, acc, row, column)
+            for r, j in T.Parallel(64, 128):
+                half[r, j] = 0.0  # here
+
+
+@rejected("acc[:, 4 : 36] is no groups of 8 of the 128 columns", "multiples of 8 columns, inside the fragment")
+def test_view_between_registers(a: A, b: B):
+    with T.Kernel(threads=256):
+        a_tile = T.alloc_shared((128, 64), "bfloat16")
+        b_tile = T.alloc_shared((128, 64), "bfloat16")
+        acc = T.alloc_fragment((128, 128), "float32")
+        for row, column in T.Persistent(TILES):
+            main_loop(a, b, a_tile, b_tile, acc, row, column)
+            piece = acc[:, 4:36]
+            for r, j in T.Parallel(128, 32):  # here
+                piece[r, j] = 0.0
+
+
+@rejected("residual may be missing here", "with T.If(residual.given): around it")
+def test_optional_tensor_without_a_condition(a: A, b: B, residual: OPTIONAL):
+    with T.Kernel(threads=256):
+        a_tile = T.alloc_shared((128, 64), "bfloat16")
+        for row, _column in T.Persistent(TILES):
+            for i in T.Pipelined(STEPS, num_stages=2):
+                T.copy(residual[row, i], a_tile)  # here
+
+
+@rejected("fragments and addresses need 280 registers a thread, and 240 are left", "a smaller tile")
+def test_too_many_fragments(a: A, b: B):
+    with T.Kernel(threads=256):  # here
+        a_tile = T.alloc_shared((128, 64), "bfloat16")
+        b_tile = T.alloc_shared((256, 64), "bfloat16")
+        acc = T.alloc_fragment((128, 256), "float32")
+        other = T.alloc_fragment((128, 256), "float32")
+        for row, column in T.Persistent(TILES):
+            for i in T.Pipelined(STEPS, num_stages=2):
+                T.copy(a[row * 128, i * 64], a_tile)
+                T.copy(b[column * 256, i * 64], b_tile)
+                T.gemm(a_tile, b_tile, acc, transpose_B=True)
+            for r, j in T.Parallel(128, 256):
+                other[r, j] = acc[r, j]
+
+
+# ---- configurations
+
+
+def of_config(**changes) -> TileError:
+    row = replace(configs.load("gemm")[0], **changes)
+    with pytest.raises(TileError) as caught:
+        run_passes(gemm(row), TARGETS[row.target])
+    return caught.value
+
+
+def for_portable() -> TileError:
+    return of_config(target="portable")
+
+
+def too_many_stages() -> TileError:
+    return of_config(stages=5)
+
+
+def test_target_without_warp_groups():
+    assert "portable has no products of warp groups" in str(for_portable())
+
+
+def test_too_much_shared_memory():
+    assert "shared memory of 280576 bytes of 232448" in str(too_many_stages())

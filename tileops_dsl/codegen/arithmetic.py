@@ -1,0 +1,38 @@
+"""Index arithmetic and conditions of kernels with roles: parameters are read where they are used, few parentheses."""
+
+from dataclasses import replace
+
+from tileops_dsl import ir
+from tileops_dsl.codegen.expressions import text
+
+_INFIX = {"mul": ("*", 3), "floordiv": ("/", 3), "add": ("+", 2), "sub": ("-", 2), "lt": ("<", 1), "le": ("<=", 1),
+          "eq": ("==", 0), "ne": ("!=", 0)}  # fmt: skip
+
+
+def arithmetic(kernel: ir.Kernel, expr: ir.Expr, outer: int = -1) -> str:
+    """In C's precedence; `outer` is that of the operator around it."""
+    if not (isinstance(expr, ir.Call) and expr.op in _INFIX):
+        return text(with_parameters(kernel, expr), None)
+    sign, level = _INFIX[expr.op]
+    left, right = expr.args
+    chained = isinstance(right, ir.Call) and right.op == expr.op and expr.op in ("add", "mul")
+    code = f"{arithmetic(kernel, left, level)} {sign} {arithmetic(kernel, right, level if chained else level + 1)}"
+    return f"({code})" if level < outer else code
+
+
+def with_parameters(kernel: ir.Kernel, expr: ir.Expr) -> ir.Expr:
+    """With p.x for the parameter x."""
+    names = {v.name for v in (*kernel.dims, *kernel.scalars)}
+    names |= {name for t in kernel.tensors for name in (f"{t.name}_dtype", f"has_{t.name}")}
+    used = {e for e in ir.subexprs(expr) if isinstance(e, ir.Var) and e.name in names}
+    return ir.replaced(expr, {e: replace(e, name=f"p.{e.name}") for e in used})
+
+
+def ceil_divided(extent: ir.Expr, by: int) -> ir.Expr:
+    """ceil(extent / by): of a quotient that is rounded up already, one division."""
+    one = ir.Const("int32", 1)
+    match extent:
+        case ir.Call(op="add", args=(ir.Call(op="floordiv", args=(a, ir.Const(value=n))), ir.Const(value=1))):
+            return replace(extent, args=(replace(extent.args[0], args=(a, ir.Const("int32", n * by))), one))
+    last = ir.Call("int32", "sub", (extent, one))
+    return ir.Call("int32", "add", (ir.Call("int32", "floordiv", (last, ir.Const("int32", by))), one))

@@ -1,0 +1,77 @@
+"""The text of copies: TMA's, and those of a group between global memory, registers and shared memory."""
+
+from tileops_dsl import ir, plan
+from tileops_dsl.codegen.expressions import CTYPES, statement
+from tileops_dsl.codegen.writer import Writer
+from tileops_dsl.schedule import Issue
+
+CODES = {"bfloat16": "kBf16", "float16": "kF16", "float32": "kF32"}
+
+
+def issue_copy(w: Writer, stmt: Issue) -> None:
+    """By one thread: a box after the other."""
+    op, kernel = stmt.op, w.kernel
+    loads = plan.is_load(op)
+    tile, region = (op.dst, op.src) if loads else (op.src, op.dst)
+    layout = kernel.layouts[tile]
+    columns, rows = plan.box(kernel, op)
+    for number in range(layout.columns // columns):
+        start = f"{tile.name}{w.stage(tile, layout.bytes // layout.element_bytes)}"
+        start += f" + {number * layout.box_bytes // layout.element_bytes}" if number else ""
+        start += f" + rank * {rows * columns}" if op.multicast else ""
+        at = _coordinates(w, op, region, tile, number * columns, rows)
+        if not loads:
+            w.line(f"tma_store(p.{region.tensor.name}, {at}, {start}, {w.site(stmt)});")
+            continue
+        barrier = w.slot(plan.barrier_of(kernel, plan.ring_of(kernel, tile), "full"))
+        word, ctas = ("tma_load_multicast", f", {2**kernel.ctas - 1}") if op.multicast else ("tma_load", "")
+        w.line(f"{word}({start}, p.{region.tensor.name}, {at}, {barrier}{ctas}, {w.site(stmt)});")
+    if not loads:
+        w.line(f"store_commit({w.site(stmt)});")
+
+
+def _coordinates(w: Writer, op: ir.Copy, region: ir.Region, tile: ir.Buffer, column: int, rows: int) -> str:
+    """Innermost first; a group's own tile and a CTA's part of a tile begin further down."""
+    *outer, row, first = (w.number(o) for o in region.origin)
+    if not plan.is_common(w.kernel, tile):
+        row += f" + (group - {w.role.groups[0]}) * {rows}"
+    if op.multicast:
+        row += f" + rank * {rows}"
+    return f"at({', '.join([first + (f' + {column}' if column else ''), row, *reversed(outer)])})"
+
+
+def copy(w: Writer, stmt: ir.Copy) -> None:
+    """Of a vector, whose elements are spread over the group's threads."""
+    layout = w.kernel.layouts[stmt.dst]
+    with w.loop("x", layout.extent // layout.threads):
+        if isinstance(stmt.src, ir.Region):
+            _load_vector(w, stmt)
+        else:
+            place = f"thread + x * {layout.threads}"
+            w.line(f"store_shared({stmt.dst.name}, {place}, {stmt.src.name}[x], {w.site(stmt)});")
+
+
+def _load_vector(w: Writer, stmt: ir.Copy) -> None:
+    """An element at a time, by the tensor's dtype."""
+    tensor, name = stmt.src.tensor, stmt.dst.name
+    column = w.number(stmt.src.origin[-1])
+    w.line(f"const int col = {column} + thread + x * {w.kernel.layouts[stmt.dst].threads};")
+    w.line(f"if (col >= {w.number(tensor.dims[-1])}) fill<1>({name}, x, {statement(stmt.fill, None)});")
+    for dtype, code in CODES.items():
+        pointer = f"global<{CTYPES[dtype]}>(p.{tensor.name})"
+        word = f"load_global_as_float<1>({name}, x, {pointer}, col, {w.site(stmt)})"
+        w.line(f"else if (p.{tensor.name}_dtype == {code}) {word};")
+    if not _read_only_if_given(w.kernel, stmt):
+        w.line(f"else fill<1>({name}, x, {statement(stmt.absent, None)});")
+
+
+def _read_only_if_given(kernel: ir.Kernel, stmt: ir.Copy) -> bool:
+    """Whether the value of an absent tensor is never seen."""
+    given = ir.Call("bool", "ne", (ir.Var("int32", f"{stmt.src.tensor.name}_dtype"), ir.Const("int32", 0)))
+    guarded = {id(s) for c in ir.walk(kernel.body) if isinstance(c, ir.If) and c.condition == given for s in ir.walk(c.body)}
+    return all(id(s) in guarded for s in ir.walk(kernel.body) if stmt.dst in _read(s))
+
+
+def _read(stmt: ir.Stmt) -> list[ir.Tile]:
+    loads = [e.buffer for x in ir.exprs_of(stmt) for e in ir.subexprs(x) if isinstance(e, ir.Load)]
+    return [*loads, stmt.src] if isinstance(stmt, ir.Copy) else loads

@@ -1,0 +1,83 @@
+"""Roles: who does which statement. Standard programs do not say it; what they copy and multiply does.
+
+Consumers are as many groups as `threads` has, each with its rows of the tiles. If a T.Pipelined loop copies tiles into shared
+memory that nobody else writes, one thread of a producer group in front issues these copies. All other statements are the
+consumers'; the loops and conditions around are repeated in each role.
+"""
+
+from dataclasses import replace
+
+from tileops_dsl import ir
+from tileops_dsl.errors import TileError
+from tileops_dsl.plan import GROUP, is_load
+from tileops_dsl.schedule import Role
+from tileops_dsl.targets import Target
+
+
+def assign_roles(kernel: ir.Kernel, target: Target) -> ir.Kernel:
+    """Kernels whose threads all do the same keep having no roles."""
+    if not any(is_staged(stmt) for stmt in ir.walk(kernel.body)):
+        return kernel
+    _check_kernel(kernel, target)
+    loads = set(map(id, _producer_copies(kernel)))
+    if not loads:
+        raise TileError("no T.Pipelined loop copies tiles for T.gemm", "T.copy(a[i, k], a_tile) in the loop", kernel.location)
+    producer = Role("producer", (0,), 0, only(kernel.body, lambda stmt: id(stmt) in loads))
+    groups = tuple(range(1, kernel.threads // GROUP + 1))
+    consumer = Role("consumer", groups, None, only(kernel.body, lambda stmt: id(stmt) not in loads))
+    return replace(kernel, roles=(producer, consumer))
+
+
+def is_staged(stmt: ir.Stmt) -> bool:
+    """Whether the statement is one that needs roles."""
+    shared = isinstance(stmt, ir.Alloc) and stmt.buffer.scope == "shared"
+    return shared or isinstance(stmt, ir.Gemm | ir.Pipelined | ir.Persistent)
+
+
+def only(body: tuple[ir.Stmt, ...], wanted) -> tuple[ir.Stmt, ...]:
+    """The wanted statements, in the loops and conditions that they stand in."""
+    kept = []
+    for stmt in body:
+        if isinstance(stmt, ir.Serial | ir.Pipelined | ir.Persistent | ir.If):
+            inner = only(stmt.body, wanted)
+            kept += [replace(stmt, body=inner)] if inner else []
+        elif not isinstance(stmt, ir.Alloc) and wanted(stmt):
+            kept.append(stmt)
+    return tuple(kept)
+
+
+def _check_kernel(kernel: ir.Kernel, target: Target) -> None:
+    if not target.warp_groups:
+        raise TileError(f"{target.name} has no products of warp groups", "the target sm_90a", kernel.location)
+    if kernel.grid or kernel.threads not in (2 * GROUP, 3 * GROUP):
+        problem = f"a kernel with T.gemm has {kernel.threads} threads and {'a' if kernel.grid else 'no'} grid"
+        raise TileError(problem, "T.Kernel(threads=256) or 384: two or three groups, and no grid", kernel.location)
+    loops = [stmt for stmt in kernel.body if not isinstance(stmt, ir.Alloc)]
+    if [type(stmt) for stmt in loops] != [ir.Persistent]:
+        raise TileError("a kernel without a grid is one T.Persistent loop", "all statements in the loop", kernel.location)
+    kinds = (ir.Persistent, ir.Pipelined, ir.Serial, ir.If, ir.Copy, ir.Gemm, ir.Parallel, ir.Store)
+    for stmt in ir.walk(loops[0].body):
+        if not isinstance(stmt, kinds) or isinstance(stmt, ir.Persistent):
+            raise TileError(f"T.{_word(stmt)} has no meaning in T.Persistent yet", "T.Parallel, T.gemm, T.copy", stmt.location)
+
+
+def _word(stmt: ir.Stmt) -> str:
+    words = {
+        ir.Fill: "fill",
+        ir.Reduce: "reduce",
+        ir.Alloc: "alloc",
+        ir.Annotate: "annotate_layout",
+        ir.Persistent: "Persistent",
+    }
+    return words[type(stmt)]
+
+
+def _producer_copies(kernel: ir.Kernel) -> list[ir.Copy]:
+    """Loads of T.Pipelined loops into tiles that no other statement writes."""
+    copies = [s for s in ir.walk(kernel.body) if is_load(s)]
+    written = [s.dst for s in ir.walk(kernel.body) if isinstance(s, ir.Copy) and not is_load(s)]
+    piped = {id(s) for loop in ir.walk(kernel.body) if isinstance(loop, ir.Pipelined) for s in ir.walk(loop.body)}
+    for stmt in copies:
+        if id(stmt) not in piped:
+            raise TileError("a tile is loaded into shared memory outside T.Pipelined", "the copy in the loop", stmt.location)
+    return [s for s in copies if s.dst not in written]

@@ -1,0 +1,117 @@
+"""Questions about a kernel with roles that passes and code generation ask alike."""
+
+from tileops_dsl import ir
+from tileops_dsl.instruction_layouts import Operand, SharedTile
+from tileops_dsl.schedule import Barrier, Chunks, Issue, Ring, Role
+
+GROUP = 128  # threads of a warp group
+
+
+def consumers(kernel: ir.Kernel) -> Role:
+    return next(role for role in kernel.roles if role.warp is None)
+
+
+def is_load(stmt: ir.Stmt) -> bool:
+    """From global into shared memory, by TMA."""
+    return isinstance(stmt, ir.Copy) and isinstance(stmt.src, ir.Region) and stmt.dst.scope == "shared"
+
+
+def is_store(stmt: ir.Stmt) -> bool:
+    """From shared into global memory, by TMA."""
+    return isinstance(stmt, ir.Copy) and isinstance(stmt.dst, ir.Region) and stmt.src.scope == "shared"
+
+
+def is_common(kernel: ir.Kernel, buffer: ir.Buffer) -> bool:
+    """Whether a shared tile is one for all groups: the producer fills it. Otherwise each group has its own."""
+    producers = [stmt for role in kernel.roles if role.warp is not None for stmt in ir.walk(role.body)]
+    return any(isinstance(stmt, Issue) and stmt.op.dst == buffer for stmt in producers)
+
+
+def copies(kernel: ir.Kernel, buffer: ir.Buffer) -> int:
+    """How often a shared tile exists."""
+    return 1 if is_common(kernel, buffer) else len(consumers(kernel).groups)
+
+
+def ring_of(kernel: ir.Kernel, buffer: ir.Buffer) -> Ring | None:
+    return next((ring for ring in kernel.rings if buffer in ring.buffers), None)
+
+
+def stages(kernel: ir.Kernel, buffer: ir.Buffer) -> int:
+    ring = ring_of(kernel, buffer)
+    return ring.stages if ring else 1
+
+
+def stage_bytes(kernel: ir.Kernel, buffer: ir.Buffer) -> int:
+    return kernel.layouts[buffer].bytes
+
+
+def buffer_bytes(kernel: ir.Kernel, buffer: ir.Buffer) -> int:
+    """Of a shared tile, with its stages and copies."""
+    return stage_bytes(kernel, buffer) * stages(kernel, buffer) * copies(kernel, buffer)
+
+
+def loads_of(kernel: ir.Kernel, ring: Ring) -> list[ir.Copy]:
+    return [s for s in ir.walk(kernel.body) if is_load(s) and s.dst in ring.buffers]
+
+
+def barrier_of(kernel: ir.Kernel, ring: Ring, kind: str) -> Barrier:
+    return next(b for b in kernel.barriers if b.ring is ring and b.kind == kind)
+
+
+def barrier_named(kernel: ir.Kernel, name: str) -> Barrier:
+    return next(b for b in kernel.barriers if b.name == name)
+
+
+def peers(kernel: ir.Kernel, ring: Ring) -> int:
+    """CTAs into which the ring's copies write, and whose consumers therefore hand back a stage to this producer."""
+    return kernel.ctas if any(load.multicast for load in loads_of(kernel, ring)) else 1
+
+
+def operands(kernel: ir.Kernel, gemm: ir.Gemm) -> tuple[Operand, Operand]:
+    """A and B as the instruction reads them."""
+    return Operand(kernel.layouts[gemm.a]), Operand(kernel.layouts[gemm.b], mn_major=not gemm.transpose_b)
+
+
+def box(kernel: ir.Kernel, stmt: ir.Copy) -> tuple[int, int]:
+    """Columns and rows that one TMA instruction moves."""
+    tile = kernel.layouts[stmt.dst if is_load(stmt) else stmt.src]
+    return tile.box_columns, tile.rows // (kernel.ctas if stmt.multicast else 1)
+
+
+def tma_tensors(kernel: ir.Kernel) -> dict[ir.Tensor, tuple[SharedTile, tuple[int, int]]]:
+    """Tensors that TMA moves: the layout of the tile and the box of the tensor map."""
+    found = {}
+    for stmt in ir.walk(kernel.body):
+        if is_load(stmt) or is_store(stmt):
+            tensor, tile = (stmt.src.tensor, stmt.dst) if is_load(stmt) else (stmt.dst.tensor, stmt.src)
+            found.setdefault(tensor, (kernel.layouts[tile], box(kernel, stmt)))
+    return {tensor: found[tensor] for tensor in kernel.tensors if tensor in found}
+
+
+def columns_held(kernel: ir.Kernel, buffer: ir.Buffer) -> int:
+    """Columns of a fragment that exist at a time: of one that only a chunked copy uses, a chunk."""
+    everywhere = _uses(consumers(kernel).body, buffer)
+    for stmt in ir.walk(consumers(kernel).body):
+        if isinstance(stmt, Chunks) and stmt.body[-1].src == buffer and _uses(stmt.body, buffer) == everywhere:
+            return stmt.columns
+    return buffer.shape[-1]
+
+
+def _uses(body, buffer: ir.Buffer) -> int:
+    """Statements that name the buffer."""
+    found = 0
+    for stmt in ir.walk(body):
+        loads = [e.buffer for x in ir.exprs_of(stmt) for e in ir.subexprs(x) if isinstance(e, ir.Load)]
+        tiles = [t for t in (*vars(stmt).values(), *loads) if isinstance(t, ir.Tile)]
+        found += buffer in map(ir.buffer_of, tiles)
+    return found
+
+
+def registers(kernel: ir.Kernel, buffer: ir.Buffer) -> int:
+    """Of a fragment, in elements of one thread."""
+    return kernel.layouts[buffer].registers * columns_held(kernel, buffer) // buffer.shape[-1]
+
+
+def words(kernel: ir.Kernel, buffer: ir.Buffer) -> int:
+    """32-bit registers of a fragment."""
+    return -(-registers(kernel, buffer) * ir.DTYPES[buffer.dtype] // 4)

@@ -1,0 +1,161 @@
+"""Who does what and when: the nodes that passes add to the IR.
+
+Role    = (name, groups, warp | None, body)             warp: one thread of it does all; otherwise each group, on its rows
+Ring    = (name, buffers, stages, var)                  the stages that the copies of a loop go round
+Barrier = (name, kind, stages, copies, arrivals, bytes) mbarriers, for each stage and copy (a copy for each group)
+
+Stmt   += Issue(op, index)                              an asynchronous copy or product begins; index: its iteration
+        | Retire(kind, pending)                         until at most so many are unfinished
+        | Await(barrier, index) | Signal(barrier, which) the ends of an edge between roles
+        | Sync | Fence                                  exchange in the group; before what TMA reads
+        | Advance(ring)                                 the next stage
+        | Unrolled(var, extent, body) | Rotating(var, extent, tile, columns, body)      loops over views of a fragment
+        | Chunks(columns, body)                         element-wise work and its copy, so many columns at a time
+        | One(body)                                     by the first thread of the group
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tileops_dsl import ir
+
+
+@dataclass(frozen=True)
+class Role:
+    name: str
+    groups: tuple[int, ...]
+    warp: int | None
+    body: tuple[ir.Stmt, ...]
+    registers: int = 0  # budget of a thread
+
+    def __str__(self) -> str:
+        warp = "" if self.warp is None else f", warp {self.warp}"
+        registers = f", {self.registers} registers" if self.registers else ""
+        return f"role {self.name}: groups {', '.join(map(str, self.groups))}{warp}{registers}"
+
+
+@dataclass(frozen=True)
+class Ring:
+    name: str
+    buffers: tuple[ir.Buffer, ...]
+    stages: int
+    var: ir.Var  # of the loop
+
+    def __str__(self) -> str:
+        return f"{self.name}: {', '.join(b.name for b in self.buffers)} x {self.stages}, along {self.var}"
+
+
+@dataclass(frozen=True)
+class Barrier:
+    name: str
+    kind: str  # "full" or "empty"
+    ring: Ring
+    common: bool  # for all groups; otherwise each has its own
+    copies: int
+    arrivals: int
+    bytes: int
+    offset: int = 0  # in shared memory
+
+    @property
+    def count(self) -> int:
+        return self.ring.stages * self.copies
+
+    def __str__(self) -> str:
+        copies = f" x {self.copies} groups" if self.copies > 1 else ""
+        return f"barrier {self.offset}: {self.name} x {self.ring.stages}{copies}, arrivals {self.arrivals}, bytes {self.bytes}"
+
+
+@dataclass(frozen=True, eq=False)
+class Issue(ir.Stmt):
+    op: ir.Copy | ir.Gemm
+    index: ir.Expr
+
+    def __str__(self) -> str:
+        return f"issue [{self.index}] {ir.line_of(self.op)}"
+
+
+@dataclass(frozen=True, eq=False)
+class Retire(ir.Stmt):
+    kind: str  # "product", "read" (stores: their shared memory has been read) or "store"
+    pending: int
+
+    def __str__(self) -> str:
+        return f"retire {self.kind} pending {self.pending}"
+
+
+@dataclass(frozen=True, eq=False)
+class Await(ir.Stmt):
+    barrier: str
+    index: ir.Expr
+
+    def __str__(self) -> str:
+        return f"await {self.barrier}[{self.index}]"
+
+
+@dataclass(frozen=True, eq=False)
+class Signal(ir.Stmt):
+    barrier: str
+    which: str  # "this" stage, the one "before" it, or the "last" one behind the loop
+
+    def __str__(self) -> str:
+        return f"signal {self.barrier} of {self.which} stage"
+
+
+@dataclass(frozen=True, eq=False)
+class Sync(ir.Stmt):
+    def __str__(self) -> str:
+        return "sync group"
+
+
+@dataclass(frozen=True, eq=False)
+class Fence(ir.Stmt):
+    def __str__(self) -> str:
+        return "fence async shared"
+
+
+@dataclass(frozen=True, eq=False)
+class Advance(ir.Stmt):
+    ring: Ring
+
+    def __str__(self) -> str:
+        return f"advance {self.ring.name}"
+
+
+@dataclass(frozen=True, eq=False)
+class Unrolled(ir.Stmt):
+    var: ir.Var
+    extent: int
+    body: tuple[ir.Stmt, ...]
+
+    def __str__(self) -> str:
+        return f"unrolled {self.var} in {self.extent}"
+
+
+@dataclass(frozen=True, eq=False)
+class Rotating(ir.Stmt):
+    var: ir.Var
+    extent: int
+    tile: ir.Buffer
+    columns: int  # of a view
+    body: tuple[ir.Stmt, ...]
+
+    def __str__(self) -> str:
+        return f"rotating {self.var} in {self.extent}: {self.tile.name}, {self.columns} columns"
+
+
+@dataclass(frozen=True, eq=False)
+class Chunks(ir.Stmt):
+    columns: int
+    body: tuple[ir.Stmt, ...]
+
+    def __str__(self) -> str:
+        return f"chunks of {self.columns} columns"
+
+
+@dataclass(frozen=True, eq=False)
+class One(ir.Stmt):
+    body: tuple[ir.Stmt, ...]
+
+    def __str__(self) -> str:
+        return "one thread"
