@@ -25,11 +25,10 @@ MemoryView memory_of(const TensorView& tensor, int64_t item_size) {
   return {reinterpret_cast<uintptr_t>(const_data(tensor.handle)), item_size, tensor.ndim, tensor.sizes, tensor.strides};
 }
 
-int64_t item_size(int32_t code) { return dtype_of(code) == DType::f32 ? 4 : 2; }
-
-void check_apart(const char* op, const char* other_name, const TensorView& other, const TensorView& out) {
-  if (!may_overlap(memory_of(out, item_size(out.dtype)), memory_of(other, item_size(other.dtype)))) return;
-  throw std::invalid_argument(std::string(op) + ": out overlaps " + other_name + " in memory; give it storage of its own");
+// Of the types of checked arguments: the three of the kernels, and those of an index.
+int64_t item_size(int32_t code) {
+  if (code == aoti_torch_dtype_int64()) return 8;
+  return code == aoti_torch_dtype_int32() || dtype_of(code) == DType::f32 ? 4 : 2;
 }
 
 constexpr const char* kActivations[] = {"none", "relu", "gelu", "gelu_tanh", "silu"};  // in the order of the enum
@@ -148,18 +147,31 @@ void check_out(const char* op, const TensorView& x, int32_t result_dtype, const 
   check_result(op, x.ndim, x.sizes, result_dtype, {{"x", &x}, {"weight", weight}}, out);
 }
 
-void check_result(const char* op, int64_t ndim, const int64_t* sizes, int32_t dtype, std::initializer_list<NamedTensor> inputs,
+void check_result(const char* op, int64_t ndim, const int64_t* sizes, int32_t dtype, const std::vector<NamedTensor>& inputs,
                   const TensorView& out) {
-  if (out.dtype != dtype) reject(op, "out", "has dtype " + dtype_text(out.dtype), dtype_text(dtype));
+  check_fits(op, "out", ndim, sizes, dtype, inputs[0], out);
+  check_apart(op, "out", inputs, out);
+}
+
+void check_fits(const char* op, const char* argument, int64_t ndim, const int64_t* sizes, int32_t dtype,
+                const NamedTensor& first, const TensorView& out) {
+  if (out.dtype != dtype) reject(op, argument, "has dtype " + dtype_text(out.dtype), dtype_text(dtype));
   if (out.ndim != ndim || (ndim > 0 && memcmp(out.sizes, sizes, ndim * sizeof(int64_t)) != 0)) {
-    reject(op, "out", "has shape " + shape_text(out.ndim, out.sizes), shape_text(ndim, sizes));
+    reject(op, argument, "has shape " + shape_text(out.ndim, out.sizes), shape_text(ndim, sizes));
   }
-  check_device(op, "out", *inputs.begin(), out);
+  check_device(op, argument, first, out);
+}
+
+void check_apart(const char* op, const char* argument, const std::vector<NamedTensor>& others, const TensorView& out) {
+  const std::string overlaps = std::string(op) + ": " + argument + " overlaps ", remedy = "; give it storage of its own";
   if (overlaps_itself(out.ndim, out.sizes, out.strides)) {
-    throw std::invalid_argument(std::string(op) + ": out overlaps itself (a stride is 0); give it storage of its own");
+    throw std::invalid_argument(overlaps + "itself (a stride is 0)" + remedy);
   }
-  for (const NamedTensor& input : inputs) {
-    if (input.tensor) check_apart(op, input.name, *input.tensor, out);
+  const MemoryView memory = memory_of(out, item_size(out.dtype));
+  for (const NamedTensor& other : others) {
+    if (other.tensor && may_overlap(memory, memory_of(*other.tensor, item_size(other.tensor->dtype)))) {
+      throw std::invalid_argument(overlaps + other.name + " in memory" + remedy);
+    }
   }
 }
 

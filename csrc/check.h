@@ -1,8 +1,8 @@
 // Input checks and the words of their errors; tileops/ops has the same sentences for the paths that never come here.
 #pragma once
 
-#include <initializer_list>
 #include <string>
+#include <vector>
 
 #include "row_problem.h"
 #include "stable.h"
@@ -37,7 +37,11 @@ void check_device(const char* op, const char* argument, const NamedTensor& first
 Activation check_activation(const char* op, const std::string& name);
 void check_out(const char* op, const TensorView& x, int32_t result_dtype, const TensorView* weight, const TensorView& out);
 // The same for a result that is not shaped like the first input.
-void check_result(const char* op, int64_t ndim, const int64_t* sizes, int32_t dtype, std::initializer_list<NamedTensor> inputs,
+void check_result(const char* op, int64_t ndim, const int64_t* sizes, int32_t dtype, const std::vector<NamedTensor>& inputs,
                   const TensorView& out);
+// Its two halves, for a result that `argument` takes: whether it is what is wanted, and whether its memory is its own.
+void check_fits(const char* op, const char* argument, int64_t ndim, const int64_t* sizes, int32_t dtype,
+                const NamedTensor& first, const TensorView& out);
+void check_apart(const char* op, const char* argument, const std::vector<NamedTensor>& others, const TensorView& out);
 
 }  // namespace tileops

@@ -6,7 +6,9 @@
 
 namespace tileops {
 
-Owned run_eager(const EagerTwin& twin, Args& args, Device& device, const std::string& reason) {
+namespace {
+
+void call_twin(const EagerTwin& twin, Args& args, Device& device, const std::string& reason, StableIValue* results, int count) {
   const Knobs& k = knobs();
   // What was forced by name is no fallback.
   if (k.require_native && k.force != "eager") {
@@ -19,15 +21,26 @@ Owned run_eager(const EagerTwin& twin, Args& args, Device& device, const std::st
     aoti_torch_warn("tileops", "tileops", 0, message.c_str());
   }
   const NoGrad no_grad;
-  AOTITorchError error = 0;
-  const StableIValue result = args.give_to(twin.name, twin.arguments, &error);
-  if (error != 0) {
+  if (args.give_to(twin.name, twin.arguments, results, count) != 0) {
     const std::string text = torch_error_text();
     throw std::runtime_error(!text.empty() ? text
                                            : std::string(twin.op) + ": no kernel serves this call (" + reason +
                                                  "), and its eager form failed; torch printed why on stderr");
   }
+}
+
+}  // namespace
+
+Owned run_eager(const EagerTwin& twin, Args& args, Device& device, const std::string& reason) {
+  StableIValue result;
+  call_twin(twin, args, device, reason, &result, 1);
   return Owned(from_stable<AtenTensorHandle>(result));
+}
+
+std::pair<Owned, Owned> run_eager_pair(const EagerTwin& twin, Args& args, Device& device, const std::string& reason) {
+  StableIValue results[2];
+  call_twin(twin, args, device, reason, results, 2);
+  return {Owned(from_stable<AtenTensorHandle>(results[0])), Owned(from_stable<AtenTensorHandle>(results[1]))};
 }
 
 void copy_to(const TensorView& out, const Owned& result) {

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <string>
+#include <utility>
 
 #include "device.h"
 #include "stable.h"
@@ -12,11 +13,12 @@ struct EagerTwin {
   const char* op;
   const char* name;  // qualified
   int arguments;  // of its schema: the first ones of the call
-  const TensorView* operands[2];  // what the log shows; the second may be NULL
+  const TensorView* operands[5];  // what the log shows; all but the first may be NULL
 };
 
 // Hands the arguments over, with gradients off. Throws where TILEOPS_REQUIRE_NATIVE forbids it.
 Owned run_eager(const EagerTwin& twin, Args& args, Device& device, const std::string& reason);
+std::pair<Owned, Owned> run_eager_pair(const EagerTwin& twin, Args& args, Device& device, const std::string& reason);
 
 void copy_to(const TensorView& out, const Owned& result);
 

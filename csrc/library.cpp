@@ -25,6 +25,21 @@ constexpr struct {
   const char* op;
   void (*kernel)(StableIValue*, uint64_t, uint64_t);
 } kKernels[] = {
+    {"flash_attention", flash_attention},
+    {"flash_attention.out", flash_attention_out},
+    {"_explain_flash_attention", explain_flash_attention},
+    {"flash_attention_paged", flash_attention_paged},
+    {"flash_attention_paged.out", flash_attention_paged_out},
+    {"_explain_flash_attention_paged", explain_flash_attention_paged},
+    {"flash_attention_varlen", flash_attention_varlen},
+    {"flash_attention_varlen.out", flash_attention_varlen_out},
+    {"_explain_flash_attention_varlen", explain_flash_attention_varlen},
+    {"merge_attention", merge_attention},
+    {"merge_attention.out", merge_attention_out},
+    {"_explain_merge_attention", explain_merge_attention},
+    {"mla_decode", mla_decode},
+    {"mla_decode.out", mla_decode_out},
+    {"_explain_mla_decode", explain_mla_decode},
     {"gemm", gemm},
     {"gemm.out", gemm_out},
     {"_explain_gemm", explain_gemm},
@@ -71,8 +86,8 @@ std::string as_defined(const char* schema) {
   return text.replace(start, end + 1 - start, "int activation=" + std::to_string(static_cast<int32_t>(number)));
 }
 
-// No tag on `.out`: for torch.Tag.out, Inductor (torch 2.13, 2.14) rewrites a call of the functional overload into one of `.out`
-// and passes each keyword-only argument twice.
+// No tag on `.out`: for torch.Tag.out, Inductor (torch 2.13, 2.14) rewrites a call of the functional overload into one of
+// `.out` and passes each keyword-only argument twice.
 // The shim cannot look a name up: the definition's own return code is the check. The names that only we use come first, so that
 // the first one taken means a second copy of us, and a later one another project in the same namespace.
 std::string define_all(TorchLibraryHandle library) {

@@ -12,6 +12,21 @@
 
 namespace tileops {
 
+void flash_attention(StableIValue* stack, uint64_t inputs, uint64_t outputs);
+void flash_attention_out(StableIValue* stack, uint64_t inputs, uint64_t outputs);
+void explain_flash_attention(StableIValue* stack, uint64_t inputs, uint64_t outputs);
+void flash_attention_paged(StableIValue* stack, uint64_t inputs, uint64_t outputs);
+void flash_attention_paged_out(StableIValue* stack, uint64_t inputs, uint64_t outputs);
+void explain_flash_attention_paged(StableIValue* stack, uint64_t inputs, uint64_t outputs);
+void flash_attention_varlen(StableIValue* stack, uint64_t inputs, uint64_t outputs);
+void flash_attention_varlen_out(StableIValue* stack, uint64_t inputs, uint64_t outputs);
+void explain_flash_attention_varlen(StableIValue* stack, uint64_t inputs, uint64_t outputs);
+void merge_attention(StableIValue* stack, uint64_t inputs, uint64_t outputs);
+void merge_attention_out(StableIValue* stack, uint64_t inputs, uint64_t outputs);
+void explain_merge_attention(StableIValue* stack, uint64_t inputs, uint64_t outputs);
+void mla_decode(StableIValue* stack, uint64_t inputs, uint64_t outputs);
+void mla_decode_out(StableIValue* stack, uint64_t inputs, uint64_t outputs);
+void explain_mla_decode(StableIValue* stack, uint64_t inputs, uint64_t outputs);
 void gemm(StableIValue* stack, uint64_t inputs, uint64_t outputs);
 void gemm_out(StableIValue* stack, uint64_t inputs, uint64_t outputs);
 void explain_gemm(StableIValue* stack, uint64_t inputs, uint64_t outputs);

@@ -69,7 +69,7 @@ std::string kernel_reason(const Plan& plan) {
   return reason;
 }
 
-EagerTwin twin_of(const RowOp& op) { return {op.name, op.eager, op.arguments, {&op.x, nullptr}}; }
+EagerTwin twin_of(const RowOp& op) { return {op.name, op.eager, op.arguments, {&op.x}}; }
 
 void execute(const RowOp& op, Device& device, const Plan& plan) {
   if (__builtin_expect(knobs().log, 0)) log_path(twin_of(op), plan.variant->name, kernel_reason(plan));

@@ -10,6 +10,7 @@
 
 #include <stdexcept>
 #include <string>
+#include <utility>
 
 #include "torch_shim.h"
 
@@ -113,8 +114,10 @@ enum class Kind : char { tensor, optional_tensor, optional_value, value, string 
 // as they are.
 class Args {
  public:
+  static constexpr int kMaxArguments = 24;
   template <int N>
-  Args(StableIValue* stack, const Kind (&kinds)[N]) : stack_(stack), kinds_(kinds), count_(N) {}
+  Args(StableIValue* stack, const Kind (&kinds)[N]) : Args(stack, kinds, N) {}
+  Args(StableIValue* stack, const Kind* kinds, int count) : stack_(stack), kinds_(kinds), count_(count) {}
   Args(const Args&) = delete;
   ~Args() {
     for (int i = 0; i < count_; ++i) destroy(i);
@@ -157,13 +160,14 @@ class Args {
     return tensor;
   }
 
-  // Calls an operator whose arguments are our first `count`; it takes them, and its one result is returned.
-  StableIValue give_to(const char* op, int count, AOTITorchError* error) {
-    StableIValue call[16];
+  // Calls an operator whose arguments are our first `count`; it takes them, and its results are put into `results`.
+  AOTITorchError give_to(const char* op, int count, StableIValue* results, int result_count) {
+    StableIValue call[kMaxArguments];
     memcpy(call, stack_, sizeof(StableIValue) * count);
     memset(stack_, 0, sizeof(StableIValue) * count);
-    *error = torch_call_dispatcher(op, "", call, kBuildVersion);
-    return call[0];
+    const AOTITorchError error = torch_call_dispatcher(op, "", call, kBuildVersion);
+    memcpy(results, call, sizeof(StableIValue) * result_count);
+    return error;
   }
 
  private:
@@ -193,6 +197,14 @@ template <typename Body>
 void boxed(StableIValue* stack, Body body) {
   const StableIValue result = body();  // the arguments are gone when it returns
   stack[0] = result;
+}
+
+// The same for two results.
+template <typename Body>
+void boxed_pair(StableIValue* stack, Body body) {
+  std::pair<Owned, Owned> results = body();  // the arguments are gone when it returns
+  stack[0] = to_stable(results.first.release());
+  stack[1] = to_stable(results.second.release());
 }
 
 // What we read of a tensor, borrowed from it.

@@ -34,14 +34,23 @@ def eager(op: str) -> str:
 
 
 def explain(op: str) -> str:
-    return f"_explain_{op}" + _arguments(op) + ") -> str"
+    return f"_explain_{op}{_arguments(op)}) -> str"
 
 
 def out(op: str) -> str:
-    return f"{op}.out" + _arguments(op) + ", Tensor(a!) out) -> Tensor(a!)"
+    arguments = _arguments(op)
+    written = [f"Tensor({letter}!)" for letter, _ in zip("ab", results(op))]
+    outs = ", ".join(f"{kind} {name}" for kind, name in zip(written, results(op)))
+    star = "" if ", *, " in arguments else ", *"
+    return f"{op}.out{arguments}{star}, {outs}) -> " + (written[0] if len(written) == 1 else f"({', '.join(written)})")
+
+
+@functools.cache
+def results(op: str) -> tuple[str, ...]:
+    """The names of the results, which are those of the arguments of `.out` that take them; `out` for the one without a name."""
+    named = _table()[op].rpartition(") -> ")[2]
+    return ("out",) if named == "Tensor" else tuple(result.split()[1] for result in named.strip("()").split(", "))
 
 
 def _arguments(op: str) -> str:
-    schema = _table()[op]
-    assert schema.endswith(") -> Tensor") and ", *, " in schema, f"schemas.json: {op}: expected `*` and one result"
-    return schema.removesuffix(") -> Tensor")
+    return _table()[op].rpartition(") -> ")[0]

@@ -59,13 +59,17 @@ def explain(op: str | Callable[..., Any], *args: Any, **kwargs: Any) -> Decision
     """Says which path `op(*args, **kwargs)` takes now, without running it: `tileops.explain("softmax", x, dim=0)` or
     `tileops.explain(tileops.softmax, x)`.
 
-    The arguments are those of the function less `out`; what the function refuses is refused here, with the same error.
+    The arguments are those of the function less those that take results; what the function refuses is refused here, with the
+    same error.
     """
     name = op if isinstance(op, str) else getattr(op, "__name__", repr(op))
     if name not in _explainers:
         raise ValueError(f"explain: op is {name!r}; expected one of {', '.join(_explainers)}")
-    if "out" in kwargs:
-        raise ValueError("explain: out was given; expected the other arguments only, since the decision is for a new result")
+    for result in ("out", "lse"):
+        if result in kwargs:
+            raise ValueError(
+                f"explain: {result} was given; expected the other arguments only, since the decision is for a new result"
+            )
     return Decision(*_explainers[name](*args, **kwargs).split("\t"))
 
 

@@ -212,12 +212,25 @@ def eager_gemm(a, b, bias=None, *, activation=0, residual=None, out_dtype=None, 
     return (y if residual is None else y + residual).to(out_dtype or a.dtype)
 
 
+PAIRS = ("flash_attention", "flash_attention_varlen", "flash_attention_paged", "mla_decode", "merge_attention")
+
+
+def eager_pair(op, *args, **kwargs):
+    """The package's own twin, which registers under another namespace."""
+    import tileops
+
+    assert not torch.is_grad_enabled()
+    return getattr(tileops.ops, op).__globals__["_op"].twin(*args, **kwargs)
+
+
 @pytest.fixture(scope="module")
 def fake_ops(fake_library, binding):
     twins = torch.library.Library(binding.namespace, "FRAGMENT")
     twins.impl("_eager_softmax", eager_softmax, "CompositeExplicitAutograd")
     twins.impl("_eager_rms_norm", eager_rms_norm, "CompositeExplicitAutograd")
     twins.impl("_eager_gemm", eager_gemm, "CompositeExplicitAutograd")
+    for op in PAIRS:
+        twins.impl(f"_eager_{op}", functools.partial(eager_pair, op), "CompositeExplicitAutograd")
     yield getattr(torch.ops, binding.namespace)
     twins._destroy()
 

@@ -22,6 +22,19 @@ def refused(kind, call, *args, **kwargs):
         call(*args, **kwargs)
 
 
+def attention(x):
+    """q, k and v of flash_attention from [512, 16]."""
+    return x[:64].view(2, 4, 8, 16), x[:48].view(2, 6, 4, 16), x[48:96].view(2, 6, 4, 16)
+
+
+def pages():
+    return torch.zeros(2, 2, dtype=torch.int32), torch.ones(2, dtype=torch.int64)
+
+
+def merged(x):
+    return x.view(8, 64, 16), torch.zeros(64, 8), x.view(8, 64, 16), torch.zeros(64, 8)
+
+
 CALLS = {
     "kernel": lambda o, x, w: o.softmax(x, dtype=F32),
     "kernel, weight": lambda o, x, w: o.rms_norm(x, w, 1e-5),
@@ -39,6 +52,17 @@ CALLS = {
     "gemm, bad input": lambda o, x, w: refused(ValueError, o.gemm, x, w, activation="an activation that there is not"),
     "gemm, bad activation": lambda o, x, w: refused(ValueError, o.gemm, x[:16], x[:16], activation="longer than short strings"),
     "gemm, eager error": lambda o, x, w: refused(RuntimeError, o.gemm, x[:, :3], x[:3], activation="relu"),
+    "attention": lambda o, x, w: o.flash_attention(*attention(x), scale=0.5),
+    "attention out": lambda o, x, w: o.flash_attention.out(*attention(x), out=gaps(2, 4, 8, 16), lse=torch.empty(2, 8, 4)),
+    "attention, bad input": lambda o, x, w: refused(ValueError, o.flash_attention, *attention(x), scale=0.5, sinks=w),
+    "attention, bad out": lambda o, x, w: refused(
+        ValueError, o.flash_attention.out, *attention(x), out=gaps(2, 4, 8, 16), lse=torch.empty(2, 8)
+    ),
+    "attention, descale": lambda o, x, w: refused(RuntimeError, o.flash_attention, *attention(x), k_descale=w),
+    "explain attention": lambda o, x, w: o._explain_flash_attention(*attention(x), scale=0.5, sinks=w[:8]),
+    "paged": lambda o, x, w: o.flash_attention_paged(x[:16].view(2, 1, 8, 16), *[x[:64].view(2, 8, 4, 16)] * 2, *pages()),
+    "mla": lambda o, x, w: o.mla_decode(x[:2].view(2, 1, 4, 4), x.view(64, 8, 16)[..., :4], *pages(), 0.5, head_dim_v=3),
+    "merge": lambda o, x, w: o.merge_attention(*merged(x)),
     "eager error": lambda o, x, w: refused(RuntimeError, o.rms_norm, x.half()[:, :3], w[:3], 1e-5),
 }
 

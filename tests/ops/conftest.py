@@ -10,6 +10,7 @@ import torch
 sys.path.insert(0, os.path.dirname(__file__))  # for ops_reference
 
 import tileops
+from tileops.ops import _matmul
 
 GPU = torch.cuda.is_available()
 needs_gpu = (pytest.mark.gpu, pytest.mark.skipif(not GPU, reason="no CUDA device"))
@@ -37,6 +38,19 @@ def route(request):
 @pytest.fixture(params=["cpu", pytest.param("cuda", marks=needs_gpu)])
 def device(request):
     return request.param
+
+
+@pytest.fixture
+def gpu_route_on_cpu(monkeypatch):
+    """The path that half precision takes on a GPU; torch.mm and torch.bmm have out_dtype there only."""
+
+    def with_out_dtype(run):
+        return lambda p, q, out_dtype=None: run(p, q) if out_dtype is None else run(p.to(out_dtype), q.to(out_dtype))
+
+    monkeypatch.setattr(_matmul, "_on_tensor_cores", lambda a: a.dtype != torch.float32 and a.shape[-1] != 0)
+    monkeypatch.setattr(_matmul, "_HAS_OUT_DTYPE", True)
+    monkeypatch.setattr(torch, "mm", with_out_dtype(torch.mm))
+    monkeypatch.setattr(torch, "bmm", with_out_dtype(torch.bmm))
 
 
 @pytest.fixture

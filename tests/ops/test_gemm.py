@@ -7,7 +7,6 @@ import torch
 from ops_reference import ACTIVATIONS, DTYPES, check_gemm, eager_gemm, exact_gemm, gemm_floor, normal
 
 import tileops
-from tileops.ops import _matmul
 
 HALF = (torch.bfloat16, torch.float16)
 SHAPES = [  # B27
@@ -290,19 +289,6 @@ def test_gradients_do_not_need_a_kernel(device):
     with tileops.knobs.scope(require_native=True):
         y.sum().backward()
     assert a.grad is not None
-
-
-@pytest.fixture
-def gpu_route_on_cpu(monkeypatch):
-    """The path that half precision takes on a GPU; torch.mm and torch.bmm have out_dtype there only."""
-
-    def with_out_dtype(run):
-        return lambda p, q, out_dtype=None: run(p, q) if out_dtype is None else run(p.to(out_dtype), q.to(out_dtype))
-
-    monkeypatch.setattr(_matmul, "_on_tensor_cores", lambda a: a.dtype != torch.float32 and a.shape[-1] != 0)
-    monkeypatch.setattr(_matmul, "_HAS_OUT_DTYPE", True)
-    monkeypatch.setattr(torch, "mm", with_out_dtype(torch.mm))
-    monkeypatch.setattr(torch, "bmm", with_out_dtype(torch.bmm))
 
 
 @pytest.mark.usefixtures("gpu_route_on_cpu")

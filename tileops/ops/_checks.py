@@ -42,22 +42,25 @@ def check_device(op: str, argument: str, tensor: Tensor, x: Tensor, first: str =
         raise ValueError(f"{op}: {argument} is on {tensor.device}; expected {x.device}, where {first} is")
 
 
-def check_out(op: str, x: Tensor, first: str, shape: Sequence[int], dtype: torch.dtype, out: Tensor) -> None:
-    """All that can be told without memory addresses, so that it holds under FakeTensor too. `first` is the name of x."""
+def check_out(
+    op: str, x: Tensor, first: str, shape: Sequence[int], dtype: torch.dtype, out: Tensor, name: str = "out"
+) -> None:
+    """All that can be told without memory addresses, so that it holds under FakeTensor too. `first` is the name of x, `name`
+    that of the argument that takes the result."""
     if out.dtype != dtype:
-        raise ValueError(f"{op}: out has dtype {out.dtype}; expected {dtype}")
+        raise ValueError(f"{op}: {name} has dtype {out.dtype}; expected {dtype}")
     if out.shape != tuple(shape):
-        raise ValueError(f"{op}: out has shape {list(out.shape)}; expected {list(shape)}")
-    check_device(op, "out", out, x, first)
+        raise ValueError(f"{op}: {name} has shape {list(out.shape)}; expected {list(shape)}")
+    check_device(op, name, out, x, first)
 
 
-def check_overlap(op: str, out: Tensor, inputs: dict[str, Tensor]) -> None:
+def check_overlap(op: str, out: Tensor, inputs: dict[str, Tensor], name: str = "out") -> None:
     """A kernel reads rows while others are written, so `out` must share no memory with what is read, nor with itself."""
     if out.numel() and any(size > 1 and stride == 0 for size, stride in zip(out.shape, out.stride())):
-        raise ValueError(f"{op}: out overlaps itself (a stride is 0); give it storage of its own")
-    for name, tensor in inputs.items():
+        raise ValueError(f"{op}: {name} overlaps itself (a stride is 0); give it storage of its own")
+    for other, tensor in inputs.items():
         if may_overlap(out, tensor):
-            raise ValueError(f"{op}: out overlaps {name} in memory; give it storage of its own")
+            raise ValueError(f"{op}: {name} overlaps {other} in memory; give it storage of its own")
 
 
 def may_overlap(a: Tensor, b: Tensor) -> bool:

@@ -20,11 +20,17 @@ def result_shape(a: Tensor, b: Tensor) -> tuple[int, ...]:
 
 def product(a: Tensor, b: Tensor) -> Tensor:
     """a @ b in float32. Differentiable where gradients are on, and then from float32 copies of a and b, as on the CPU."""
-    with _without_autocast(a):
+    with without_autocast(a):
         if _on_tensor_cores(a) and _HAS_OUT_DTYPE and not torch.is_grad_enabled():
             wide = {"out_dtype": torch.float32}
             return _folded(a, b, partial(torch.mm, **wide), partial(torch.bmm, **wide))
         return torch.matmul(a.float(), b.float())
+
+
+def tensor_core_dtype(t: Tensor) -> torch.dtype:
+    """The dtype in which `product` would take it as it is: its own, or float32."""
+    wide = not (_on_tensor_cores(t) and _HAS_OUT_DTYPE) or torch.is_grad_enabled()
+    return torch.float32 if wide else t.dtype
 
 
 def rounded_product(a: Tensor, b: Tensor, addend: Tensor | None) -> Tensor | None:
@@ -32,7 +38,7 @@ def rounded_product(a: Tensor, b: Tensor, addend: Tensor | None) -> Tensor | Non
     None."""
     if not _on_tensor_cores(a):
         return None
-    with _without_autocast(a):
+    with without_autocast(a):
         if addend is None:
             return torch.matmul(a, b)
         shape = result_shape(a, b)
@@ -46,7 +52,7 @@ def product_gradients(dz: Tensor, a: Tensor, b: Tensor, wants_a: bool, wants_b: 
     the sums, over batch dimensions that were broadcast too, are in float32."""
     dz = dz.to(a.dtype)
     (in_z, z), (in_a, flat_a), (in_b, flat_b) = (_lettered(t, dz.dim()) for t in (dz, a, b))
-    with _without_autocast(a):
+    with without_autocast(a):
         da = _contract(f"{in_z}MN,{in_b}KN->{in_a}MK", z, flat_b).reshape(a.shape) if wants_a else None
         db = _contract(f"{in_a}MK,{in_z}MN->{in_b}KN", flat_a, z).reshape(b.shape) if wants_b else None
     return da, db
@@ -79,7 +85,7 @@ def _on_tensor_cores(a: Tensor) -> bool:
     return a.is_cuda and a.dtype != torch.float32 and a.shape[-1] != 0
 
 
-def _without_autocast(a: Tensor) -> AbstractContextManager:
+def without_autocast(a: Tensor) -> AbstractContextManager:
     kind = a.device.type
     if kind != "meta" and torch.is_autocast_enabled(kind):
         return torch.autocast(kind, enabled=False)

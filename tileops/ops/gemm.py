@@ -7,7 +7,7 @@ from torch import Tensor
 from ._activation import activate, check_activation, gradient
 from ._checks import DTYPES, EXPECTED_DTYPES, check_device, check_dtype
 from ._matmul import product, product_gradients, result_shape, rounded_product
-from ._table import differentiates, original, refuse_out, register
+from ._table import differentiates, distinct, original, refuse_out, register
 
 
 def _check(
@@ -203,7 +203,7 @@ def gemm(
     try:
         if differentiates(a, b, bias, residual, out):
             refuse_out("gemm", out)
-            return _Gemm.apply(a, b, bias, activation, residual, out_dtype)
+            return _Gemm.apply(*distinct(a, b, bias, activation, residual, out_dtype))
         if out is None:
             return _op.default(a, b, bias, activation=activation, residual=residual, out_dtype=out_dtype)
         return _op.into(out, a, b, bias, activation=activation, residual=residual, out_dtype=out_dtype)

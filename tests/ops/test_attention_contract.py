@@ -1,0 +1,355 @@
+"""What the attention operators promise apart from values: errors, results in given memory, fakes, compilation, explanations."""
+import functools
+import inspect
+
+import pytest
+import torch
+from attention_errors import BAD, bad_results, good, results
+
+import tileops
+from tileops import dispatch
+
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch's own, on importing its compilers
+
+OPS = ("flash_attention", "flash_attention_varlen", "flash_attention_paged", "mla_decode", "merge_attention")
+DIFFERENTIABLE = ("flash_attention", "flash_attention_varlen", "merge_attention")
+DESCALES = ("q_descale", "k_descale", "v_descale")
+
+
+def on(device, values):
+    return {name: value.to(device) if isinstance(value, torch.Tensor) else value for name, value in values.items()}
+
+
+def random_call(op, device="cpu", dtype=torch.float32):
+    """The good call, with random numbers."""
+    torch.manual_seed(0)
+    call = good(op)
+    for name, value in call.items():
+        if isinstance(value, torch.Tensor) and value.is_floating_point():
+            call[name] = torch.randn(value.shape).to(torch.float32 if name.startswith("lse") else dtype)
+    return on(device, call)
+
+
+def calls(op, device="cpu"):
+    """The good call, and one with every option."""
+    call = random_call(op, device)
+    yield call
+    if op.startswith("flash"):
+        more = {"causal": True, "scale": 0.3, "window_left": 2, "window_right": 1, "softcap": 2.0}
+        yield {**call, **more, "sinks": torch.randn(4, device=device)}
+    if op == "flash_attention_varlen":
+        yield {**call, "seqused_k": torch.tensor([1, 3], device=device)}
+    if op == "flash_attention_paged":
+        packed = {"q": call["q"][:, 0], "cu_seqlens_q": torch.tensor([0, 0, 2], device=device), "max_seqlen_q": 2}
+        yield {**call, **packed, "num_splits": 3}
+    if op == "mla_decode":
+        yield {**call, "q": call["q"][..., :4], "q_rope": call["q"][..., 4:], "causal": False, "num_splits": 2}
+
+
+def raw(op, variant="default"):
+    return getattr(getattr(torch.ops.tileops, op), variant)
+
+
+def callers(op):
+    return getattr(tileops, op), raw(op), functools.partial(tileops.explain, op)
+
+
+@pytest.mark.parametrize(("op", "change", "text"), BAD, ids=lambda value: value if isinstance(value, str) else "")
+def test_bad_input(device, op, change, text):
+    call = on(device, {**good(op), **change})
+    for run in callers(op):
+        with pytest.raises(ValueError) as caught:
+            run(**call)
+        assert str(caught.value) == f"{op}: {text}" and type(caught.value) is ValueError
+    if op in DIFFERENTIABLE:
+        first = next(iter(call))
+        with pytest.raises(ValueError) as caught:
+            getattr(tileops, op)(**{**call, first: call[first].clone().requires_grad_()})
+        assert str(caught.value) == f"{op}: {text}"
+
+
+@pytest.mark.parametrize("op", OPS[:3])
+@pytest.mark.parametrize("name", DESCALES)
+def test_descales_are_reserved(device, op, name):
+    call, text = on(device, good(op)), f"^{op}: {name} was given; scaled operands do not work yet, expected None$"
+    for run in callers(op):
+        with pytest.raises(RuntimeError, match=text):  # NotImplementedError is one; C++ cannot raise it
+            run(**call, **{name: torch.ones((), device=device)})
+    with pytest.raises(NotImplementedError, match=text):
+        getattr(tileops, op)(**call, **{name: torch.ones((), device=device)})
+
+
+def test_what_there_is_not():
+    for name in ("dropout_p", "alibi_slopes"):
+        for op in OPS[:3]:
+            with pytest.raises(TypeError, match=name):
+                getattr(tileops, op)(**good(op), **{name: 0.0})
+
+
+def test_scale_of_mla_must_be_given():
+    call = good("mla_decode")
+    del call["scale"]
+    with pytest.raises(TypeError, match="scale"):
+        tileops.mla_decode(**call)
+
+
+@pytest.mark.parametrize("op", OPS)
+def test_mixed_devices(op):
+    call = good(op)
+    tensors = [name for name, value in call.items() if isinstance(value, torch.Tensor)]
+    for name in tensors[1:]:
+        with pytest.raises(ValueError) as caught:
+            getattr(tileops, op)(**{**call, name: call[name].to("meta")})
+        assert str(caught.value) == f"{op}: {name} is on meta; expected cpu, where {tensors[0]} is"
+
+
+@pytest.mark.parametrize("op", OPS)
+def test_bad_results(device, op):
+    for change, text in bad_results(op):
+        call = {**good(op), **results(op), **change}
+        if device != "cpu" and "overlaps" in text:
+            continue  # moving the tensors parts them; tests/binding has the same on the native path
+        for run in (getattr(tileops, op), raw(op, "out")):
+            with pytest.raises(ValueError) as caught:
+                run(**on(device, call))
+            assert str(caught.value) == f"{op}: {text}"
+
+
+@pytest.mark.parametrize("op", OPS)
+def test_results_in_given_memory(device, op):
+    for call in calls(op, device):
+        expected = getattr(tileops, op)(**call)
+        assert all(map(torch.equal, raw(op)(**call), expected))
+        out = torch.full((*expected[0].shape, 2), 7.0, device=device)[..., 0]
+        lse = torch.full(expected[1].shape[::-1], 7.0, device=device).movedim(0, -1) if expected[1].dim() == 2 else None
+        lse = torch.full((*expected[1].shape, 3), 7.0, device=device)[..., 1] if lse is None else lse
+        around = out.as_strided((out.numel(),), (2,), 1)
+        for given in ({"out": out}, {"lse": lse}, {"out": out, "lse": lse}):
+            found = getattr(tileops, op)(**call, **given)
+            assert all(result is given.get(name, result) for name, result in zip(("out", "lse"), found))
+            assert all(map(torch.equal, found, expected)) and (around == 7).all()
+        out.fill_(0), lse.fill_(0)
+        found = raw(op, "out")(**call, out=out, lse=lse)
+        assert all(map(torch.equal, (out, lse), expected)) and all(map(torch.equal, found, expected))
+
+
+@pytest.mark.parametrize("op", OPS)
+def test_results_and_gradients(device, op):
+    call = random_call(op, device)
+    first = next(iter(call))
+    memory = on(device, results(op))
+    if op in DIFFERENTIABLE:
+        for name in ("out", "lse"):
+            text = f"{op}: {name} was given while a gradient is wanted; expected no {name}, or a call under torch.no_grad()"
+            with pytest.raises(ValueError) as caught:
+                getattr(tileops, op)(**{**call, first: call[first].clone().requires_grad_()}, **{name: memory[name]})
+            assert str(caught.value) == text
+    call[first].requires_grad_()
+    with torch.no_grad():
+        found = getattr(tileops, op)(**call, **memory)
+    assert not any(t.requires_grad for t in found)
+    with torch.inference_mode():
+        call = random_call(op, device)
+        assert all(map(torch.equal, getattr(tileops, op)(**call, **on(device, results(op))), getattr(tileops, op)(**call)))
+
+
+@pytest.mark.parametrize("op", DIFFERENTIABLE)
+def test_raw_operator_has_no_gradient_and_says_so(device, op):  # B42
+    call = random_call(op, device)
+    first = next(iter(call))
+    call[first].requires_grad_()
+    out, _ = raw(op)(**call)
+    with pytest.warns(UserWarning, match="an autograd kernel was not registered"):
+        out.sum().backward()
+    assert call[first].grad is None
+
+
+def positional(op, call):
+    """torch.library.opcheck takes positional arguments and keywords as the schema has them."""
+    arguments = raw(op)._schema.arguments
+    names = [a.name for a in arguments if not a.kwarg_only]
+    return tuple(call[name] for name in names), {name: value for name, value in call.items() if name not in names}
+
+
+@pytest.mark.parametrize("op", OPS)
+def test_opcheck(device, op):  # B47
+    swap = lambda t: t.transpose(1, 2).contiguous().transpose(1, 2)  # noqa: E731
+    for call in calls(op, device):
+        args, options = positional(op, call)
+        torch.library.opcheck(raw(op), args, options)
+    call = random_call(op, device)
+    swapped = {n: swap(v) if isinstance(v, torch.Tensor) and v.dim() > 2 else v for n, v in call.items()}
+    args, options = positional(op, swapped)
+    torch.library.opcheck(raw(op), args, options)
+    torch.library.opcheck(raw(f"_eager_{op}"), args, options)
+    memory = on(device, results(op))
+    torch.library.opcheck(raw(op, "out"), args, {**options, **memory}, test_utils=("test_schema", "test_faketensor"))
+
+
+@pytest.mark.parametrize("op", ["flash_attention", "flash_attention_varlen"])
+def test_opcheck_of_the_backward_pass(device, op):
+    call = random_call(op, device)
+    q, k, v, *lengths = call.values()
+    lengths += [None] if lengths else []  # seqused_k
+    out, lse = getattr(tileops, op)(**call)
+    for sinks, dlse in ((None, None), (torch.ones(4, device=device).half(), torch.ones_like(lse))):
+        args = (torch.ones_like(out), dlse, q, k, v, out, lse, sinks, *lengths, True, None, 3, -1, 0.5)
+        torch.library.opcheck(raw(f"_{op}_backward"), args)
+
+
+@pytest.mark.parametrize("op", OPS)
+def test_meta(op):
+    for call in calls(op):
+        expected = getattr(tileops, op)(**call)
+        for found, real in zip(getattr(tileops, op)(**on("meta", call)), expected):
+            assert found.device.type == "meta" and found.dtype == real.dtype
+            assert found.shape == real.shape and found.stride() == real.stride()
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(("op", "dynamic"), [*((op, True) for op in OPS), ("flash_attention", False)])
+def test_compiles_whole(device, op, dynamic):
+    def program(**call):
+        out, lse = getattr(tileops, op)(**call)
+        return (out * 2).transpose(0, 1), lse + 1
+
+    torch._dynamo.reset()
+    compiled = torch.compile(program, fullgraph=True, backend="aot_eager", dynamic=dynamic)
+    for call in calls(op, device):
+        torch.testing.assert_close(compiled(**call), program(**call))
+        if op not in DIFFERENTIABLE:
+            continue
+        floats = [n for n, v in call.items() if isinstance(v, torch.Tensor) and v.is_floating_point()]
+        grads = []
+        for run in (compiled, program):
+            leaves = {n: call[n].clone().requires_grad_() for n in floats}
+            loss = sum(t.square().sum() for t in run(**{**call, **leaves}))
+            grads.append(torch.autograd.grad(loss, list(leaves.values())))
+        torch.testing.assert_close(*grads)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_one_tensor_twice_compiles(device):
+    """Dynamo has no autograd.Function with the same input twice."""
+
+    def program(x, square, index):
+        dense, lse = tileops.flash_attention(x[None], x[None], x[None], sinks=x[0, :, 0])
+        packed, _ = tileops.flash_attention_varlen(x, x, x, index, index, 3, 3, causal=True)
+        merged, _ = tileops.merge_attention(dense, lse, dense, lse)
+        return merged[0] + packed, tileops.gemm(square, square)
+
+    torch._dynamo.reset()
+    index = torch.tensor([0, 2, 5], dtype=torch.int32, device=device)
+    leaves = [torch.randn(5, 2, 8, device=device).requires_grad_(), torch.randn(4, 4, device=device).requires_grad_()]
+    grads = []
+    for run in (program, torch.compile(program, fullgraph=True, backend="aot_eager")):
+        grads.append(torch.autograd.grad(sum(t.square().sum() for t in run(*leaves, index)), leaves))
+    torch.testing.assert_close(*grads)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("op", OPS)
+def test_compiled_results_are_seen_as_written(device, op):  # B49
+    def program(memory, **call):
+        before = memory["out"] * 2, memory["lse"] * 2
+        out, lse = getattr(tileops, op)(**call, **memory)
+        return before[0] + memory["out"], before[1] + memory["lse"], out * 1, lse * 1
+
+    torch._dynamo.reset()
+    call, memories = random_call(op, device), [on(device, results(op)) for _ in range(2)]
+    compiled = torch.compile(program, fullgraph=True, backend="aot_eager")(memories[0], **call)
+    torch.testing.assert_close(compiled, program(memories[1], **call))
+    torch.testing.assert_close(*memories)
+
+
+@pytest.mark.parametrize("op", OPS)
+def test_explain(device, op):
+    call = random_call(op, device, torch.bfloat16)
+    decision, first = tileops.explain(op, **call), next(iter(call))
+    assert (decision.path, decision.variant) == ("eager", "")
+    assert decision == tileops.explain(getattr(tileops, op), **call)
+    if device == "cpu":
+        assert decision.reason == f"{first} is on cpu"
+    elif tileops.status().loaded:
+        assert decision.reason.startswith(f"this build has no {op} kernel for bfloat16")
+    for name in ("out", "lse"):
+        with pytest.raises(ValueError, match=rf"^explain: {name} was given; expected the other arguments only"):
+            tileops.explain(op, **call, **{name: call[first]})
+
+
+@pytest.mark.parametrize("op", OPS)
+def test_knobs(device, op, capfd, monkeypatch):
+    call = random_call(op, device)
+    with tileops.knobs.scope(require_native=True):
+        for run in (getattr(tileops, op), functools.partial(getattr(tileops, op), **on(device, results(op)))):
+            with pytest.raises(RuntimeError, match=f"^{op}: TILEOPS_REQUIRE_NATIVE is set and no kernel serves this call: "):
+                run(**call)
+        with tileops.knobs.scope(force="eager"):
+            getattr(tileops, op)(**call)
+    for force in ("portable", "nonsense"):
+        with tileops.knobs.scope(force=force):
+            for run in callers(op):
+                with pytest.raises(RuntimeError, match=f"^{op}: TILEOPS_FORCE={force} cannot apply: "):
+                    run(**call)
+    capfd.readouterr()
+    monkeypatch.setattr(dispatch, "_announced", set())  # a decision is told once in a process
+    with tileops.knobs.scope(log="dispatch"):
+        getattr(tileops, op)(**call)
+    shapes = " ".join(str(list(v.shape)) for v in call.values() if isinstance(v, torch.Tensor))
+    text = capfd.readouterr().err
+    assert text.startswith(f"tileops: {op} float32 {shapes} -> eager (") or device != "cpu"
+
+
+@pytest.mark.parametrize("op", OPS)
+def test_autocast_does_not_round_inside(device, op):
+    for call in calls(op, device):
+        expected = getattr(tileops, op)(**call)
+        with torch.autocast(device, dtype=torch.bfloat16):
+            found = getattr(tileops, op)(**call)
+        for ours, right in zip(found, expected):
+            assert ours.dtype == right.dtype
+            torch.testing.assert_close(ours, right, atol=1e-6, rtol=1e-6)
+
+
+@pytest.mark.parametrize("op", OPS)
+def test_parameters_are_documented(op):
+    run = getattr(tileops, op)
+    for name in inspect.signature(run).parameters:
+        assert f" {name}: " in run.__doc__, name
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
+@pytest.mark.parametrize("op", OPS)
+def test_second_device(op):  # B53
+    for call in calls(op, "cuda:0"):
+        far = on("cuda:1", call)
+        assert torch.cuda.current_device() == 0
+        for found, expected in zip(getattr(tileops, op)(**far), getattr(tileops, op)(**call)):
+            assert found.device == torch.device("cuda:1") and torch.cuda.current_device() == 0
+            torch.testing.assert_close(found.cpu(), expected.cpu())
+        first, second, *_ = (name for name, value in call.items() if isinstance(value, torch.Tensor))
+        with pytest.raises(ValueError, match=f"^{op}: {second} is on cuda:0; expected cuda:1, where {first} is$"):
+            getattr(tileops, op)(**{**far, second: call[second]})
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+@pytest.mark.parametrize("op", OPS)
+def test_fallback_is_capturable(op):  # B55
+    """The fallback reads nothing back, so that one graph serves other lengths and other pages."""
+    for call in calls(op, "cuda"):
+        with tileops.knobs.scope(force="eager"):
+            getattr(tileops, op)(**call)
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph):
+                found = getattr(tileops, op)(**call)
+            for lengths in ([1, 8], [0, 0], [8, 5]):
+                for name, value in call.items():
+                    if name == "cache_seqlens":
+                        value.copy_(torch.tensor(lengths))
+                    elif isinstance(value, torch.Tensor) and value.is_floating_point():
+                        value.normal_()
+                graph.replay()
+                for ours, right in zip(found, getattr(tileops, op)(**call)):
+                    torch.testing.assert_close(ours, right, atol=1e-5, rtol=1e-5)
