@@ -2,6 +2,7 @@
 //      Tensor? scale_a=None, Tensor? scale_b=None[, Tensor(a!) out])
 #include <vector>
 
+#include "allocate.h"
 #include "check.h"
 #include "device.h"
 #include "eager.h"
@@ -51,12 +52,7 @@ struct Gemm {
   }
   Gemm(const Gemm&) = delete;
 
-  bool is_empty() const {
-    for (const int64_t size : y_sizes) {
-      if (size == 0) return true;
-    }
-    return false;
-  }
+  bool is_empty() const { return has_no_elements(y_sizes); }
 
   MatrixStack y_stack(const int64_t* strides) const { return {static_cast<int64_t>(y_sizes.size()), y_sizes.data(), strides}; }
 
@@ -128,22 +124,6 @@ struct Gemm {
   }
 };
 
-std::vector<int64_t> contiguous_strides(const std::vector<int64_t>& sizes) {
-  std::vector<int64_t> strides(sizes.size());
-  int64_t stride = 1;
-  for (size_t d = sizes.size(); d-- > 0; stride *= sizes[d]) strides[d] = stride;
-  return strides;
-}
-
-Owned allocate_result(const Gemm& op) {
-  AtenTensorHandle handle = nullptr;
-  const std::vector<int64_t> strides = contiguous_strides(op.y_sizes);
-  torch_check(aoti_torch_empty_strided(static_cast<int64_t>(strides.size()), op.y_sizes.data(), strides.data(),
-                                       dtype_code(op.y_type), op.a.device_type, op.a.device_index, &handle),
-              "allocating the result");
-  return Owned(handle);
-}
-
 MatrixStack stack_of(const TensorView& tensor) { return {tensor.ndim, tensor.sizes, tensor.strides}; }
 
 // Why no kernel serves the product; y_strides are those of the result.
@@ -175,7 +155,7 @@ void gemm(StableIValue* stack, uint64_t, uint64_t) {
   boxed(stack, [&] {
     Args args(stack, kKinds);
     const Gemm op(args);
-    if (op.is_empty()) return to_stable(allocate_result(op).release());
+    if (op.is_empty()) return to_stable(empty_contiguous(op.y_sizes, op.y_type, op.a, "allocating the result").release());
     const DeviceScope scope(op.a.device_index);
     Device& device = device_at(op.a.device_index);
     const std::string reason = refuse(op, device, contiguous_strides(op.y_sizes).data());

@@ -1,5 +1,6 @@
 #include "pair_op.h"
 
+#include "allocate.h"
 #include "eager.h"
 #include "knobs.h"
 #include "row_choice.h"
@@ -8,29 +9,12 @@ namespace tileops {
 
 namespace {
 
-bool is_empty(const std::vector<int64_t>& sizes) {
-  for (const int64_t size : sizes) {
-    if (size == 0) return true;
-  }
-  return false;
-}
-
-bool is_empty(const PairOp& op) { return is_empty(op.out_sizes) && is_empty(op.lse_sizes); }
-
-Owned allocate(const PairOp& op, const std::vector<int64_t>& sizes, DType type) {
-  std::vector<int64_t> strides(sizes.size());
-  int64_t stride = 1;
-  for (size_t d = sizes.size(); d-- > 0; stride *= sizes[d]) strides[d] = stride;
-  const TensorView& first = *op.inputs[0].tensor;
-  AtenTensorHandle handle = nullptr;
-  torch_check(aoti_torch_empty_strided(static_cast<int64_t>(sizes.size()), sizes.data(), strides.data(), dtype_code(type),
-                                       first.device_type, first.device_index, &handle),
-              "allocating a result");
-  return Owned(handle);
-}
+bool is_empty(const PairOp& op) { return has_no_elements(op.out_sizes) && has_no_elements(op.lse_sizes); }
 
 std::pair<Owned, Owned> allocate_results(const PairOp& op) {
-  return {allocate(op, op.out_sizes, op.type), allocate(op, op.lse_sizes, DType::f32)};
+  const TensorView& first = *op.inputs[0].tensor;
+  return {empty_contiguous(op.out_sizes, op.type, first, "allocating a result"),
+          empty_contiguous(op.lse_sizes, DType::f32, first, "allocating a result")};
 }
 
 EagerTwin twin_of(const PairOp& op) {

@@ -1,5 +1,6 @@
 #include "row_op.h"
 
+#include "allocate.h"
 #include "eager.h"
 #include "knobs.h"
 
@@ -9,19 +10,11 @@ namespace {
 
 constexpr const char* kCopyNote = "x is copied first, because its rows need three or more strides and the kernels take two";
 
-Owned empty_strided(const TensorView& like, const int64_t* strides, DType type, const char* doing) {
-  AtenTensorHandle handle = nullptr;
-  torch_check(
-      aoti_torch_empty_strided(like.ndim, like.sizes, strides, dtype_code(type), like.device_type, like.device_index, &handle),
-      doing);
-  return Owned(handle);
-}
-
 // torch.empty_like(x, dtype=...). Where x has no gaps that is its own strides, which the shim can allocate without the
 // dispatcher.
 Owned allocate_result(const RowOp& op) {
   if (op.x.numel > 0 && is_dense(op.x.ndim, op.x.sizes, op.x.strides))
-    return empty_strided(op.x, op.x.strides, op.y_type, "allocating the result");
+    return empty_strided(op.x.ndim, op.x.sizes, op.x.strides, op.y_type, op.x, "allocating the result");
   StableIValue stack[6] = {
       to_stable(new_reference(op.x.handle).release()), new_box(to_stable(dtype_code(op.y_type))), 0, 0, 0, 0};
   torch_check(torch_call_dispatcher("aten::empty_like", "", stack, kBuildVersion), "allocating the result");
@@ -47,7 +40,7 @@ Plan plan_into(const RowOp& op, const Device& device, const TensorView& y) {
   if (collapse(op, op.x.strides, y, &call.problem)) {
     call.x = const_data(op.x.handle);
   } else if (collapse(op, y.strides, y, &call.problem)) {
-    plan.copy_of_x = empty_strided(op.x, y.strides, op.x_type, "allocating a copy of x");
+    plan.copy_of_x = empty_strided(op.x.ndim, op.x.sizes, y.strides, op.x_type, op.x, "allocating a copy of x");
     call.x = const_data(plan.copy_of_x.get());
   } else {
     throw std::logic_error(std::string(op.name) +

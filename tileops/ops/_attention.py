@@ -6,7 +6,7 @@ numbers for each row, computed on the device where lengths are there; nothing he
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -53,6 +53,15 @@ class _Tile(NamedTuple):
     keys: slice
     visible: Tensor  # [B or 1, 1, 1, rows, keys]
     empty: Tensor  # [B or 1, 1, 1, rows]: rows that see no key
+
+
+def fake_gradients(
+    dout: Tensor, dlse: Tensor | None, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, sinks: Tensor | None,
+    *options: Any,
+) -> tuple[Tensor, ...]:  # fmt: skip
+    """Shapes and dtypes of the gradients of q, k, v and, if there are any, sinks (else an empty tensor)."""
+    dsinks = q.new_empty(0) if sinks is None else sinks.new_empty(sinks.shape)
+    return q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape), dsinks
 
 
 def batches(count: int, scores: int) -> Iterator[slice]:

@@ -4,7 +4,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ._attention import Sequences, attend_backward, batches, options_of
+from ._attention import Sequences, attend_backward, batches, fake_gradients, options_of
 from ._attention_checks import check_keys, check_options, check_rank, refuse_scales
 from ._checks import check_dtype
 from ._sdpa import sdpa
@@ -84,19 +84,11 @@ def _backward(
     return *(grad.to(t.dtype).contiguous() for grad, t in zip((dq, dk, dv), (q, k, v))), dsinks
 
 
-def _fake_backward(
-    dout: Tensor, dlse: Tensor | None, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, sinks: Tensor | None,
-    *options: Any,
-) -> tuple[Tensor, ...]:  # fmt: skip
-    dsinks = q.new_empty(0) if sinks is None else sinks.new_empty(sinks.shape)
-    return q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape), dsinks
-
-
 _backward_op = register_helper(
     f"_{_OP}_backward(Tensor dout, Tensor? dlse, Tensor q, Tensor k, Tensor v, Tensor out, Tensor lse, Tensor? sinks, "
     "bool causal, float? scale, int window_left, int window_right, float softcap) -> (Tensor, Tensor, Tensor, Tensor)",
     _backward,
-    _fake_backward,
+    fake_gradients,
 )
 
 

@@ -4,7 +4,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ._attention import Sequences, options_of
+from ._attention import Sequences, fake_gradients, options_of
 from ._attention_checks import (
     check_count,
     check_index,
@@ -111,20 +111,12 @@ def _backward(
     return *(grad.to(t.dtype, copy=True).contiguous() for grad, t in zip(grads, (q, k, v))), dsinks
 
 
-def _fake_backward(
-    dout: Tensor, dlse: Tensor | None, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, sinks: Tensor | None,
-    *options: Any,
-) -> tuple[Tensor, ...]:  # fmt: skip
-    dsinks = q.new_empty(0) if sinks is None else sinks.new_empty(sinks.shape)
-    return q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape), dsinks
-
-
 _backward_op = register_helper(
     f"_{_OP}_backward(Tensor dout, Tensor? dlse, Tensor q, Tensor k, Tensor v, Tensor out, Tensor lse, Tensor? sinks, "
     "Tensor cu_seqlens_q, Tensor cu_seqlens_k, int max_seqlen_q, int max_seqlen_k, Tensor? seqused_k, "
     "bool causal, float? scale, int window_left, int window_right, float softcap) -> (Tensor, Tensor, Tensor, Tensor)",
     _backward,
-    _fake_backward,
+    fake_gradients,
 )
 
 

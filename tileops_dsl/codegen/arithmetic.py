@@ -3,17 +3,14 @@
 from dataclasses import replace
 
 from tileops_dsl import ir
-from tileops_dsl.codegen.expressions import text
-
-_INFIX = {"mul": ("*", 3), "floordiv": ("/", 3), "add": ("+", 2), "sub": ("-", 2), "lt": ("<", 1), "le": ("<=", 1),
-          "eq": ("==", 0), "ne": ("!=", 0)}  # fmt: skip
+from tileops_dsl.codegen.expressions import INFIX, text
 
 
 def arithmetic(kernel: ir.Kernel, expr: ir.Expr, outer: int = -1) -> str:
     """In C's precedence; `outer` is that of the operator around it."""
-    if not (isinstance(expr, ir.Call) and expr.op in _INFIX):
+    if not (isinstance(expr, ir.Call) and expr.op in INFIX):
         return text(with_parameters(kernel, expr), None)
-    sign, level = _INFIX[expr.op]
+    sign, level = INFIX[expr.op]
     left, right = expr.args
     chained = isinstance(right, ir.Call) and right.op == expr.op and expr.op in ("add", "mul")
     code = f"{arithmetic(kernel, left, level)} {sign} {arithmetic(kernel, right, level if chained else level + 1)}"

@@ -26,9 +26,12 @@ class Emitter:
         return self.block(f"for (int {var} = 0; {var} < {extent}; ++{var})")
 
     def site(self, stmt: ir.Stmt) -> str:
+        return self.site_at(stmt.location)
+
+    def site_at(self, location: ir.Location) -> str:
         """A fresh site number; the manifest maps it to the program's line."""
         number = len(self.sites) + 1
-        self.sites[number] = str(stmt.location)
+        self.sites[number] = str(location)
         return f"site({number})"
 
     @property

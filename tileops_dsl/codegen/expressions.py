@@ -5,7 +5,9 @@ import math
 from tileops_dsl import ir
 
 CTYPES = {"float32": "float", "bfloat16": "bf16", "float16": "f16", "int32": "int", "int64": "int64_t", "bool": "bool"}
-_INFIX = {"add": "+", "sub": "-", "mul": "*", "floordiv": "/", "lt": "<", "le": "<=", "eq": "==", "ne": "!="}
+# The sign in C and how tightly it binds.
+INFIX = {"mul": ("*", 3), "floordiv": ("/", 3), "add": ("+", 2), "sub": ("-", 2), "lt": ("<", 1), "le": ("<=", 1),
+         "eq": ("==", 0), "ne": ("!=", 0)}  # fmt: skip
 
 
 def text(expr: ir.Expr, register) -> str:
@@ -29,8 +31,8 @@ def text(expr: ir.Expr, register) -> str:
             return f"-({inner})" if inner.startswith("-") else f"-{inner}"  # "--" would decrement
         case ir.Call(op="div", args=args):
             return f"divide({', '.join(_bare(text(a, register)) for a in args)})"
-        case ir.Call(op=op, args=(a, b)) if op in _INFIX:
-            return f"({text(a, register)} {_INFIX[op]} {text(b, register)})"
+        case ir.Call(op=op, args=(a, b)) if op in INFIX:
+            return f"({text(a, register)} {INFIX[op][0]} {text(b, register)})"
         case ir.Call(op=op, args=args):
             return f"{op}({', '.join(_bare(text(a, register)) for a in args)})"
     raise TypeError(expr)

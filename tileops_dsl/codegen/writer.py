@@ -21,11 +21,6 @@ class Writer(Emitter):
             self.line(f"// {location}: {location.text}")
         self.quoted = location
 
-    def site_at(self, location: ir.Location) -> str:
-        number = len(self.sites) + 1
-        self.sites[number] = str(location)
-        return f"site({number})"
-
     def number(self, expr: ir.Expr, outer: int = -1) -> str:
         return arithmetic(self.kernel, expr, outer)
 

@@ -1,0 +1,32 @@
+#include "allocate.h"
+
+namespace tileops {
+
+Owned empty_strided(int64_t ndim, const int64_t* sizes, const int64_t* strides, DType type, const TensorView& like,
+                    const char* doing) {
+  AtenTensorHandle handle = nullptr;
+  torch_check(aoti_torch_empty_strided(ndim, sizes, strides, dtype_code(type), like.device_type, like.device_index, &handle),
+              doing);
+  return Owned(handle);
+}
+
+Owned empty_contiguous(const std::vector<int64_t>& sizes, DType type, const TensorView& like, const char* doing) {
+  const std::vector<int64_t> strides = contiguous_strides(sizes);
+  return empty_strided(static_cast<int64_t>(sizes.size()), sizes.data(), strides.data(), type, like, doing);
+}
+
+std::vector<int64_t> contiguous_strides(const std::vector<int64_t>& sizes) {
+  std::vector<int64_t> strides(sizes.size());
+  int64_t stride = 1;
+  for (size_t d = sizes.size(); d-- > 0; stride *= sizes[d]) strides[d] = stride;
+  return strides;
+}
+
+bool has_no_elements(const std::vector<int64_t>& sizes) {
+  for (const int64_t size : sizes) {
+    if (size == 0) return true;
+  }
+  return false;
+}
+
+}  // namespace tileops

@@ -1,0 +1,18 @@
+// New tensors, on the device of another. `doing` is what an error of torch is said to have interrupted.
+#pragma once
+
+#include <vector>
+
+#include "check.h"
+#include "stable.h"
+
+namespace tileops {
+
+Owned empty_strided(int64_t ndim, const int64_t* sizes, const int64_t* strides, DType type, const TensorView& like,
+                    const char* doing);
+Owned empty_contiguous(const std::vector<int64_t>& sizes, DType type, const TensorView& like, const char* doing);
+
+std::vector<int64_t> contiguous_strides(const std::vector<int64_t>& sizes);
+bool has_no_elements(const std::vector<int64_t>& sizes);
+
+}  // namespace tileops
