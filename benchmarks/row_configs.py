@@ -21,6 +21,10 @@ ALIGNED = [
 ]  # fmt: skip
 # softmax has no weight to keep: 128 vectors are best spread over 64 threads, and 2048 over 256
 SOFTMAX = {(64, 32, 4, 1): (64, 64, 2, 1), (512, 512, 3, 1): (256, 256, 6, 1), (512, 512, 4, 1): (256, 256, 8, 1)}
+# of 16 bits: 2 rows a thread in CTAs of 64 threads read 512 columns faster (tileops_dsl/kernels/NOTES.md)
+RMS_NORM_16 = {(128, 32, 2, 1): (64, 32, 2, 2)}
+# of 16 bits: a CTA fewer than the rule says, or they spill 4 bytes
+RMS_NORM_SILU_FEWER = {(128, 1, 1, 4), (128, 128, 3, 1)}
 ALIGNED_PORTABLE = [
     (128, 2, 1, 4), (128, 4, 2, 2), (128, 4, 3, 1), (128, 8, 2, 1), (128, 4, 5, 1), (128, 8, 3, 1), (128, 8, 5, 1),
     (128, 16, 3, 1), (128, 16, 5, 1), (128, 32, 4, 1), (64, 64, 4, 1), (128, 128, 4, 1), (256, 256, 4, 1), (512, 512, 4, 1),
@@ -53,9 +57,7 @@ def _rows(op: str, target: str) -> list[dict]:
         for rows_of_lane in (8 // BYTES[x], 1):
             rows += [_row(same, rows_of_lane, tile, lanes_on_rows=True) for tile in ACROSS]
             rows.append(_row(same, rows_of_lane, ACROSS_LOOP, lanes_on_rows=True, looped=True))
-        aligned = ALIGNED if target == "sm_90a" else ALIGNED_PORTABLE
-        aligned = [SOFTMAX.get(tile, tile) if op == "softmax" else tile for tile in aligned]
-        rows += [_row(same, vector, tile) for tile in aligned if op == "softmax" or _weight_fits(tile, vector)]
+        rows += [_aligned(op, same, vector, tile) for tile in _tiles(op, target, vector)]
         rows.append(_row(same, vector, (512, 512, 4, 1), looped=True))
         rows += [_row(same, vector, tile, shifted=True) for tile in (SHIFTED_FLOAT if x == "float32" else SHIFTED)]
         rows.append(_row(same, vector, (512, 512, 4, 1), shifted=True, looped=True))
@@ -68,6 +70,21 @@ def _rows(op: str, target: str) -> list[dict]:
                 rows += [_row(pair, 16 // BYTES[x], tile) for tile in MIXED]
             rows.append(_row(pair, 1, (512, 512, 8, 1), looped=True))
     return rows
+
+
+def _tiles(op: str, target: str, vector: int) -> list[tuple]:
+    aligned = ALIGNED if target == "sm_90a" else ALIGNED_PORTABLE
+    if op == "softmax":
+        return [SOFTMAX.get(tile, tile) for tile in aligned]
+    other = RMS_NORM_16 if op == "rms_norm" and vector == 8 else {}
+    return [other.get(tile, tile) for tile in aligned if _weight_fits(tile, vector)]
+
+
+def _aligned(op: str, dtypes: dict, vector: int, tile: tuple) -> dict:
+    row = _row(dtypes, vector, tile)
+    if op == "rms_norm_silu" and dtypes["target"] == "sm_90a" and vector == 8 and tile in RMS_NORM_SILU_FEWER:
+        row["min_blocks"] -= 1
+    return row
 
 
 def _weight_fits(tile: tuple, vector: int) -> bool:
