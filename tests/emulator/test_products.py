@@ -173,11 +173,13 @@ def run_on_gpu(folder):
         source = folder / "products.cu"
         source.write_text(f"#include <tileops/sm_90a.h>\nnamespace tileops {{\n{text}\n}}\n")
         *inputs, out = values
-        fields = []
-        for value in inputs:
-            array = value.array.view(np.int16) if value.array.dtype == np.uint16 else value.array
-            on_gpu = torch.from_numpy(array).cuda().view(kinds[value.array.dtype.name])
-            fields.append(launch.tensor_map(on_gpu, value.box, value.swizzle) if isinstance(value, TensorMap) else on_gpu)
+        arrays = [v.array.view(np.int16) if v.array.dtype == np.uint16 else v.array for v in inputs]
+        # Kept until the kernel has run: a tensor map does not keep its tensor.
+        tensors = [torch.from_numpy(a).cuda().view(kinds[v.array.dtype.name]) for a, v in zip(arrays, inputs)]
+        fields = [
+            launch.tensor_map(tensor, value.box, value.swizzle) if isinstance(value, TensorMap) else tensor
+            for tensor, value in zip(tensors, inputs)
+        ]
         d = torch.from_numpy(out.array).cuda()
         launch.load(source, name)(launch.pack(*fields, d), 1, 128, shared)
         out.array[...] = d.cpu().numpy()

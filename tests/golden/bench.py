@@ -1,10 +1,11 @@
-"""python tests/golden/bench.py [gemm|attention|mla]...: the golden kernels beside the peers, interleaved in one process.
+"""python tests/golden/bench.py [gemm|attention|mla]... [--out FILE]: the golden kernels beside the peers, interleaved in one
+process; FILE gets a row of benchmarks/results for each workload (h200_golden.jsonl).
 
 Run from the root of the tree with PYTHONPATH=. on a GPU of capability 9.0. FA4 and FlashMLA must be importable (peers of the
 benchmark, never dependencies); a missing peer is an error. Each result is checked against float64 before it is timed.
 """
 
-import sys
+import argparse
 from pathlib import Path
 
 import flash_attention
@@ -13,10 +14,11 @@ import launch
 import mla_decode
 import torch
 
-from benchmarks import timing
+from benchmarks import results, timing
 from benchmarks.table import aligned
 
 HERE = Path(__file__).parent
+written = []  # what --out gets
 HEADER = ("workload", "contestant", "us", "TFLOP/s", "golden is", "error")
 
 
@@ -31,10 +33,25 @@ def rows(label, flops, contestants, sets, calls, check):
     if not (errors["golden"] < allowed < 0.02):
         raise SystemExit(f"{label}: wrong results, {errors}")
     measured = timing.measure({name: timing.GraphReplay(fn, sets, calls) for name, fn in contestants.items()})
+    us = {name: round(measured.us[name], 2) for name in contestants}
     for name in contestants:
-        us = measured.us[name]
         ratio = measured.ratio(name, "golden")
-        yield label, name, f"{us:.1f}", f"{flops / us / 1e6:.0f}", f"{ratio:.3f}x", f"{errors[name]:.1e}"
+        yield label, name, f"{us[name]:.1f}", f"{flops / us[name] / 1e6:.0f}", f"{ratio:.3f}x", f"{errors[name]:.1e}"
+    op, workload = label.split(" ", 1)
+    written.append(
+        {
+            "op": op,
+            "workload": workload,
+            "target": "sm_90a",
+            "variant": "golden",
+            "us": us.pop("golden"),
+            "tflops": round(flops / measured.us["golden"] / 1e6, 1),
+            "peers_us": us,
+            "ratios": {name: round(measured.ratio(name, "golden"), 4) for name in us},
+            "error": errors["golden"],
+            **results.stamp(torch.cuda.get_device_name()),
+        }
+    )
 
 
 def gemm_rows():
@@ -120,12 +137,20 @@ def mla_rows():
     yield from rows(f"mla b{batch} s{length} h{heads}", flops, contestants, sets, 4, check)
 
 
-def main(names):
-    parts = {"gemm": gemm_rows, "attention": attention_rows, "mla": mla_rows}
+PARTS = {"gemm": gemm_rows, "attention": attention_rows, "mla": mla_rows}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("parts", nargs="*", metavar="|".join(PARTS), help="all of them if none is named")
+    parser.add_argument("--out", type=Path)
+    arguments = parser.parse_args()
     torch.manual_seed(0)
-    for name in names or parts:
-        print(aligned([HEADER, *parts[name]()], left=(0, 1)), flush=True)
+    for name in arguments.parts or PARTS:
+        print(aligned([HEADER, *PARTS[name]()], left=(0, 1)), flush=True)
+    if arguments.out:
+        results.write(arguments.out, written)
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    main()

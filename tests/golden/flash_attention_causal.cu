@@ -177,7 +177,9 @@ TILEOPS_KERNEL(flash_attention_causal, flash_attention_causal_params, 384, 1) {
     TILEOPS_NO_UNROLL
     while (true) {
       wait(q_full + group, q_parity, site(31));
-      const int tile = shuffle(load_shared(next_tiles, group, site(32)), 0, site(33));
+      int next = 0;  // lane 0 reads, since it is the one that hands the barrier back
+      if (lane == 0) next = load_shared(next_tiles, group, site(32));
+      const int tile = shuffle(next, 0, site(33));
       if (tile < 0) break;
       const int section = tile / (p.section * p.tiles_m);
       const int width = min(p.section, p.tiles / p.tiles_m - section * p.section);
