@@ -130,9 +130,9 @@ def print_rows(rows):
         peers = list(dict.fromkeys(name for row in mine for name in row["peers_us"]))
         forced = list(dict.fromkeys(name for row in mine for name in row.get("forced_us", {})))
         columns = [f"vs {name}" for name in peers] + [f"{name} us" for name in forced]
-        head = [op, "us", "GB/s", "% copy", *columns, "error", "variant"]
+        head = [op, "us", *results.speeds(mine[0]), *columns, "error", "variant"]
         lines = [
-            [row["workload"], f"{row['us']:.1f}", f"{row['gbps']:.0f}", f"{row['ceiling_pct']:.0f}"]
+            [row["workload"], f"{row['us']:.1f}", *results.speeds(row).values()]
             + [f"{row['ratios'][name]:.2f}x" if name in row["ratios"] else "-" for name in peers]
             + [f"{row['forced_us'][name]:.1f}" if name in row.get("forced_us", {}) else "-" for name in forced]
             + [f"{row['error']:.1e}", row["variant"]]

@@ -1,7 +1,7 @@
 """Who runs beside us: for each operator, tileops and what a user would otherwise write, checked before it is timed.
 
-A contestant is a function fn(x, weight) of one input set. The operators, their plain PyTorch form and their float64 formula are
-the rows of tileops.demo.OPERATORS.
+A contestant is a function of one input set: fn(x, weight), or fn(a, b, bias, residual) of gemm. The row operators, their plain
+PyTorch form and their float64 formula are the rows of tileops.demo.OPERATORS; products.py has those of gemm.
 """
 
 import importlib.util
@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 
 import tileops
+from benchmarks import products
 from tileops import knobs
 from tileops.demo import OPERATORS, error
 
@@ -61,23 +62,30 @@ FORMULAS = {
 }
 
 
-def arguments(workload, x, weight):
-    """The keyword arguments of the public function and of the eager form."""
+def arguments(workload, *inputs):
+    """The keyword arguments of the public function and, for row operators, of the eager form."""
+    if workload.op == "gemm":
+        return products.arguments(workload, *inputs)
+    x, weight = inputs
     given = {"x": x, "dim": workload.dim}
     return given if weight is None else {**given, "weight": weight}
 
 
 def _tileops(workload):
     function = getattr(tileops, workload.op)
-    return lambda x, weight: function(**arguments(workload, x, weight))
+    return lambda *inputs: function(**arguments(workload, *inputs))
 
 
 def _eager(workload):
+    if workload.op == "gemm":
+        return products.plain(workload)
     function = OPERATORS[workload.op].eager
     return lambda x, weight: function(**arguments(workload, x, weight))
 
 
 def _formula(workload):
+    if workload.op == "gemm":
+        return products.plain(workload)
     function, dim = FORMULAS[workload.op], workload.axis
     return lambda x, weight: function(x, weight, dim)
 
@@ -90,7 +98,8 @@ def _inductor(workload):
 def _quack(workload):
     if importlib.util.find_spec("quack") is None:
         raise BenchmarkError("peer quack was asked for and is not importable; install quack-kernels or leave out --peers quack")
-    if workload.op == "rms_norm_silu" or workload.axis != len(workload.shape) - 1 or workload.cols % 8:
+    row_op = workload.op in ("softmax", "rms_norm")
+    if not row_op or workload.axis != len(workload.shape) - 1 or workload.cols % 8:
         raise Refused("quack has softmax and rms_norm along a last dimension that is a multiple of 8")
     cols = workload.cols
     if workload.op == "softmax":
@@ -123,6 +132,8 @@ def ours(workload, force=""):
 
 def make_sets(workload, count, device, seed=0):
     """`count` distinct input sets, normal-distributed, each tensor an allocation of its own and so aligned like a user's."""
+    if workload.op == "gemm":
+        return products.make_sets(workload, count, device, seed)
     generator = torch.Generator(device).manual_seed(seed)
     dtype = getattr(torch, workload.dtype)
     sets = []
@@ -138,14 +149,17 @@ def make_sets(workload, count, device, seed=0):
 
 def worst_error(workload, sets, outputs):
     """The error of the first and the last call of a graph, whose inputs are sets (x, weight, ...) in rotation."""
+    if workload.op == "gemm":
+        return products.worst_error(workload, sets, outputs)
     calls = {0, len(outputs) - 1}
     return max(error(workload.op, *sets[call % len(sets)][:2], outputs[call], workload.dim) for call in calls)
 
 
 def check(workload, name, found, eager_error=None):
     """Raises BenchmarkError where an error is more than rounding. Ours is held to eager's, a peer to a plain limit."""
-    dtype = getattr(torch, workload.dtype)
+    dtype = getattr(torch, workload.result_dtype)
     limit = PEER_LIMIT[dtype] if eager_error is None else 2 * eager_error + FLOOR[dtype]
+    limit += products.truncation(workload) if workload.op == "gemm" else 0
     if not found <= limit:
         raise BenchmarkError(
             f"{workload.op} {workload.name}: {name} is wrong by {found:.2e} of the row's largest value; "

@@ -49,6 +49,11 @@ def by_op(rows):
     return {op: [row for row in kernels if row["op"] == op] for op in dict.fromkeys(row["op"] for row in kernels)}
 
 
+def of_memory(groups):
+    """The operators that the memory bounds, which are all but the products."""
+    return {op: group for op, group in groups.items() if op not in workloads.PRODUCTS}
+
+
 def panel(axis, op, group, ceiling):
     """One operator: the roof, then a point for each contestant and workload; tileops last, so that it lies on top."""
     sizes, roof_gbps = zip(*ceiling)
@@ -73,7 +78,7 @@ def draw(rows, path):
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
-    groups = by_op(rows)
+    groups = of_memory(by_op(rows))
     ceiling = roof([row for group in groups.values() for row in group])
     size = (4.6 * len(groups), 4.2)
     figure, axes = plt.subplots(1, len(groups), figsize=size, sharey=True, squeeze=False, layout="constrained")
@@ -92,9 +97,9 @@ def draw(rows, path):
 
 def kernel_table(group):
     peers = [name for name in SERIES if any(name in row["peers_us"] for row in group)]
-    head = ["workload", "shape", "time (us)", "GB/s", "% of copy", *[f"vs {SERIES[name][0]}" for name in peers], "error"]
+    head = ["workload", "shape", "time (us)", *results.speeds(group[0]), *[f"vs {SERIES[name][0]}" for name in peers], "error"]
     body = [
-        [row["label"], row["workload"], f"{row['us']:.1f}", f"{row['gbps']:.0f}", f"{row['ceiling_pct']:.0f}"]
+        [row["label"], row["workload"], f"{row['us']:.1f}", *results.speeds(row).values()]
         + [f"{row['ratios'][name]:.2f}x" if name in row["ratios"] else "" for name in peers]
         + [f"{row['error']:.1e}"]
         for row in group
@@ -126,7 +131,7 @@ def section(rows, picture):
     """The text between the markers."""
     groups = by_op(rows)
     parts = [f"{origin(rows)} {READING}"]
-    if groups:
+    if of_memory(groups):
         parts.append(f"![Bandwidth of the row operators against the copy bandwidth]({picture})")
     parts += [f"**{op}**\n\n{kernel_table(group)}" for op, group in groups.items()]
     return "\n\n".join([*parts, *filter(None, [host_table(rows)])])
@@ -150,7 +155,7 @@ def main(arguments=None):
         raise SystemExit(f"{options.results} has no rows; expected some: run `python -m benchmarks.bench` on a GPU first")
     if not options.readme.exists():
         raise SystemExit(f"{options.readme} does not exist; expected a file with a line {BEGIN} and a line {END}")
-    if by_op(rows):
+    if of_memory(by_op(rows)):
         options.picture.parent.mkdir(parents=True, exist_ok=True)
         draw(rows, options.picture)
     picture = options.picture.resolve()

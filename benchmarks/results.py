@@ -11,6 +11,8 @@ import sys
 from datetime import datetime, timezone
 from pathlib import Path
 
+from benchmarks import workloads
+
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = Path(__file__).resolve().parent / "results"
 
@@ -67,6 +69,13 @@ def commit():
 
 def _git(*arguments):
     return subprocess.run(["git", *arguments], cwd=ROOT, check=True, capture_output=True, text=True).stdout.strip()
+
+
+def speeds(row):
+    """{column of a table: text}: what bounds the operator is arithmetic or memory."""
+    if row["op"] in workloads.PRODUCTS:
+        return {"TFLOP/s": f"{row['tflops']:.0f}"}
+    return {"GB/s": f"{row['gbps']:.0f}", "% of copy": f"{row['ceiling_pct']:.0f}"}
 
 
 def stamp(gpu):

@@ -1,15 +1,21 @@
 """Writes configs/<op>.json of the row-wise operators: python -m benchmarks.row_configs [RESULTS.jsonl]
 
-The tiles below were chosen by `benchmarks.sweep` on an H200 (configs/README.md says how). With a results file, the rows
-that its workloads ran on get the label, the time and the time of a copy of the same bytes.
+An operator's rows are what the function `configs(target)` beside its program says, in order of preference. The first three
+operators share the tiles below, chosen by `benchmarks.sweep` on an H200 (configs/README.md says how). With a results file, the
+rows that its workloads ran on get the label, the time and the time of a copy of the same bytes; others keep what they have.
 """
 
 import json
 import sys
+from dataclasses import asdict, fields
 from pathlib import Path
 
 from tileops_dsl.configs import CONFIGS, RowConfig
+from tileops_dsl.kernels import MODULES
 
+SHARED = ("softmax", "rms_norm", "rms_norm_silu")
+OPS = (*SHARED, *(op for op, module in MODULES.items() if hasattr(module, "configs")))
+MEASURED = ("workload", "us", "baseline_us")
 BYTES = {"bfloat16": 2, "float16": 2, "float32": 4}
 
 # (threads, threads_per_row, chunks, passes); a row's capacity is threads_per_row * chunks vectors of 16 bytes.
@@ -41,16 +47,32 @@ ACROSS_LOOP = (512, 32, 8, 1)
 
 def main() -> None:
     results = [json.loads(line) for path in sys.argv[1:] for line in Path(path).read_text().splitlines()]
-    for op in ("softmax", "rms_norm", "rms_norm_silu"):
-        rows = [row for target in ("sm_90a", "portable") for row in _rows(op, target)]
+    for op in OPS:
+        file = CONFIGS / f"{op}.json"
+        earlier = {RowConfig(op=op, **row).name: row for row in (json.loads(file.read_text()) if file.exists() else [])}
+        rows = rows_of(op)
         for row in rows:
-            row |= _measured(op, row, results)
+            before = earlier.get(RowConfig(op=op, **row).name, {})
+            row |= _measured(op, row, results) or {key: before[key] for key in MEASURED if key in before}
         text = ",\n".join("  " + json.dumps(row) for row in rows)
-        (CONFIGS / f"{op}.json").write_text(f"[\n{text}\n]\n")
+        file.write_text(f"[\n{text}\n]\n")
+
+
+def rows_of(op: str) -> list[dict]:
+    """In order of preference: the dispatcher takes the first that is eligible."""
+    targets = ("sm_90a", "portable")
+    if op in SHARED:
+        return [row for target in targets for row in _rows(op, target)]
+    return [_as_json(config) for target in targets for config in MODULES[op].configs(target)]
+
+
+def _as_json(config: RowConfig) -> dict:
+    """Without the operator, and without what has its default."""
+    usual = {field.name: field.default for field in fields(config)} | {"op": config.op}
+    return {name: value for name, value in asdict(config).items() if value != usual[name]}
 
 
 def _rows(op: str, target: str) -> list[dict]:
-    """In order of preference: the dispatcher takes the first that is eligible."""
     rows = []
     for x in BYTES:
         vector, same = 16 // BYTES[x], {"target": target, "x": x, "y": x}

@@ -46,6 +46,7 @@ def run(program):
     """The object that a program prints last, run by this interpreter in a process of its own."""
     paths = os.pathsep.join(filter(None, [str(results.ROOT), os.environ.get("PYTHONPATH")]))
     command, environment = [sys.executable, "-c", program], {**os.environ, "PYTHONPATH": paths}
+    environment.pop("PYTHONDONTWRITEBYTECODE", None)  # an installed package has its bytecode
     done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=300)
     if done.returncode != 0:
         raise SystemExit(f"benchmarks.startup: the measured process failed: {done.stderr.strip()[-2000:]}")

@@ -134,6 +134,8 @@ def parse(arguments):
 
 def main(arguments=None):
     options = parse(arguments)
+    if options.op in workloads.PRODUCTS:
+        raise SystemExit(f"benchmarks.sweep: {options.op} has a tuner; run python -m benchmarks.tune {options.op} --gpu GPU")
     chosen, kernels = workloads.load(options.op, options.match), read_manifest()
     if not torch.cuda.is_available():
         raise SystemExit("benchmarks.sweep: torch sees no GPU; expected one, since only kernels are timed")

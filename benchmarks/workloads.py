@@ -42,6 +42,10 @@ class Workload:
         return self.shape[self.axis]
 
     @property
+    def result_dtype(self):
+        return self.dtype
+
+    @property
     def elements(self):
         return math.prod(self.shape)
 
@@ -60,9 +64,66 @@ class Workload:
         return self.elements * FLOPS_PER_ELEMENT[self.op]
 
 
+@dataclass(frozen=True)
+class GemmWorkload:
+    op: str
+    label: str
+    shape: tuple  # [batch,] M, N, K
+    dtype: str
+    source: str
+    layout: str = "nt"  # a stored [M, K] is n, [K, M] is t; b stored [K, N] is n, [N, K] is t
+    epilogue: str = "none"  # or, joined by "+": bias, an activation's name, residual
+    out: str = "same"  # the dtype of the result: that of a, or a dtype name
+
+    @property
+    def name(self):
+        """What a result row calls it: M x N x K, layout and all that departs from the usual."""
+        parts = ["x".join(map(str, self.shape[-3:])), SHORT[self.dtype], self.layout]
+        parts += [f"batch {self.batch}"] if self.batch > 1 else []
+        parts += [f"{SHORT[self.out]} out"] if self.out != "same" else []
+        return " ".join(parts + ([self.epilogue] if self.epilogue != "none" else []))
+
+    @property
+    def batch(self):
+        return self.shape[0] if len(self.shape) == 4 else 1
+
+    @property
+    def mnk(self):
+        return self.shape[-3:]
+
+    @property
+    def result_dtype(self):
+        return self.dtype if self.out == "same" else self.out
+
+    @property
+    def steps(self):
+        """The parts of the epilogue."""
+        return () if self.epilogue == "none" else tuple(self.epilogue.split("+"))
+
+    @property
+    def activation(self):
+        return next((step for step in self.steps if step not in ("bias", "residual")), "none")
+
+    @property
+    def bytes(self):
+        """The fewest bytes a call moves: a, b, bias and residual read once, the result written once."""
+        (m, n, k), size = self.mnk, ITEM_BYTES[self.dtype]
+        results = m * n * (1 + ("residual" in self.steps)) * ITEM_BYTES[self.result_dtype]
+        return self.batch * ((m + n) * k * size + results) + n * size * ("bias" in self.steps)
+
+    @property
+    def flops(self):
+        return 2 * self.batch * math.prod(self.mnk)
+
+
+KINDS = {"gemm": GemmWorkload}
+PRODUCTS = ("gemm",)  # whose speed is in FLOP/s
+
+
 def load(op=None, match=None, path=FILE):
     """The workloads of one op (None: all) whose name or label contains `match`, in file order."""
-    found = [Workload(**{**row, "shape": tuple(row["shape"])}) for row in json.loads(Path(path).read_text(encoding="utf-8"))]
+    rows = json.loads(Path(path).read_text(encoding="utf-8"))
+    found = [KINDS.get(row["op"], Workload)(**{**row, "shape": tuple(row["shape"])}) for row in rows]
     ops = sorted({w.op for w in found})
     if op is not None and op not in ops:
         raise SystemExit(f"workloads: no operator {op!r} in {Path(path).name}; expected one of {', '.join(ops)}")

@@ -7,6 +7,8 @@ from .errors import BuildError
 
 # Straight-line SASS beyond this no longer stays in the instruction cache and swells the wheel; it is an unrolling mistake.
 MAX_CODE_BYTES = 48 * 1024
+# Of a product: it has one epilogue for each activation, of which a call runs one, after the loop over K.
+MAX_PRODUCT_BYTES = 96 * 1024
 
 
 @dataclass(frozen=True)

@@ -69,6 +69,16 @@ def glibc_stubs(cxx: str, folder: Path, inputs: list[Path]) -> list[Path]:
     return stubs
 
 
+def require_operators(library: Path) -> None:
+    """A shared library may lack what it uses; torch's symbols are there when it is loaded, ours never would be."""
+    missing = re.findall(r"\bU tileops::(\w+)\(", run("nm", "-DC", library))
+    if missing:
+        raise BuildError(
+            f"csrc does not define {', '.join(missing)}; for each operator of tileops/ops expected csrc/<op>.cpp with the "
+            "functions <op>, <op>_out and explain_<op>"
+        )
+
+
 def link(cxx: str, objects: list[Path], cudart: Path, exports: Path, folder: Path, target: Path) -> None:
     """`exports` names what a process may see of us; the static CUDA runtime stays private."""
     folder.mkdir(parents=True, exist_ok=True)
@@ -80,5 +90,6 @@ def link(cxx: str, objects: list[Path], cudart: Path, exports: Path, folder: Pat
         "-Wl,--no-as-needed", *torch, "-Wl,--as-needed", *glibc_stubs(cxx, folder, [*objects, cudart]),
         f"-Wl,--version-script={exports}", "-Wl,--gc-sections", "-Wl,-z,now,-z,noexecstack",
     )  # fmt: skip
+    require_operators(part)
     target.unlink(missing_ok=True)
     part.replace(target)

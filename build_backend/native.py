@@ -41,6 +41,10 @@ def namespace_flags(environ=os.environ) -> tuple[str, ...]:
     return (f"-DTILEOPS_NAMESPACE={name}",)
 
 
+def compiler() -> str:
+    return os.environ.get("CXX", "g++")
+
+
 def compiler_version(cxx: str) -> str:
     try:
         return subprocess.run([cxx, "--version"], capture_output=True, text=True, check=True).stdout.splitlines()[0]
@@ -69,26 +73,40 @@ def archs(gencode: tuple[str, ...]) -> list[str]:
     return [arch for code in gencode for arch in re.findall(r"\b(sm_\w+)", code)]
 
 
+def source_problems(plan: Plan, manifest: dict, source: dict, built: Path) -> list[str]:
+    """What the checks say of the object of a .cu; `source`: its entry in the manifest."""
+    report = checks.Report(**json.loads(built.with_suffix(".json").read_text()))
+    is_product = "tile" in manifest["kernels"][source["kernels"][0]]
+    limit = checks.MAX_PRODUCT_BYTES if is_product else checks.MAX_CODE_BYTES
+    return checks.problems(report, source["kernels"], archs(plan.gencode[source["target"]]), limit)
+
+
 def kernel_problems(plan: Plan, manifest: dict, built: dict[Path, Path]) -> list[str]:
-    found = []
-    for entry in manifest["sources"]:
-        report = checks.Report(**json.loads(built[GENERATED / entry["file"]].with_suffix(".json").read_text()))
-        found += checks.problems(report, entry["kernels"], archs(plan.gencode[entry["target"]]))
-    return found
+    return [
+        problem
+        for source in manifest["sources"]
+        for problem in source_problems(plan, manifest, source, built[GENERATED / source["file"]])
+    ]
 
 
 def build(plan: Plan, target: Path) -> None:
+    compiler_version(compiler()), toolkit.find()  # what is missing is said before the generator works
+    build_from(generate(plan), plan, target)
+
+
+def compile_units(plan: Plan, manifest: dict, rules=("cuda", "cxx"), keep_going: bool = False) -> dict[Path, Path]:
+    """Source -> object. TILEOPS_OBJECTS: elsewhere, to share objects between checkouts."""
+    store = Path(os.environ.get("TILEOPS_OBJECTS") or ROOT / "build" / "objects").resolve()
+    cuda, cxx = toolkit.find(), compiler()
+    found = [unit for unit in units(plan, manifest, cuda, cxx, compiler_version(cxx)) if unit.rule in rules]
+    return objects.compile_all(found, [CSRC, CSRC / "include", GENERATED], store, cuda.nvcc, cxx, keep_going)
+
+
+def build_from(manifest: dict, plan: Plan, target: Path) -> None:
     """`target` is written only if every kernel passes its checks."""
-    work = ROOT / "build"
-    store = Path(os.environ.get("TILEOPS_OBJECTS") or work / "objects").resolve()  # elsewhere: to share it between checkouts
-    cxx = os.environ.get("CXX", "g++")
-    cxx_version = compiler_version(cxx)
-    cuda = toolkit.find()
-    manifest = generate(plan)
-    folders = [CSRC, CSRC / "include", GENERATED]
-    built = objects.compile_all(units(plan, manifest, cuda, cxx, cxx_version), folders, store, cuda.nvcc, cxx)
+    built = compile_units(plan, manifest)
     checks.require(kernel_problems(plan, manifest, built))
-    link.link(cxx, list(built.values()), cuda.cudart, CSRC / "exports.map", work / "link", target)
+    link.link(compiler(), list(built.values()), toolkit.find().cudart, CSRC / "exports.map", ROOT / "build" / "link", target)
     if target.stat().st_size > LARGEST_LIBRARY:
         size = target.stat().st_size / 1e6
         target.unlink()

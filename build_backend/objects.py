@@ -95,16 +95,18 @@ def find_ninja() -> str:
     return ninja
 
 
-def compile_all(units: list[Unit], folders: list[Path], store: Path, nvcc: Path, cxx: str) -> dict[Path, Path]:
-    """Builds what is missing in `store`, one process at a time; source -> object."""
+def compile_all(
+    units: list[Unit], folders: list[Path], store: Path, nvcc: Path, cxx: str, keep_going: bool = False
+) -> dict[Path, Path]:
+    """Builds what is missing in `store`; source -> object. With keep_going, sources that fail are left out."""
     store.mkdir(parents=True, exist_ok=True)
     paths = [(unit, object_path(unit, folders, store)) for unit in units]
     with (store / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         (store / "build.ninja").write_text(ninja_text(paths, nvcc, cxx))
-        try:
-            jobs = str(len(os.sched_getaffinity(0)))  # ninja itself would run two more
-            subprocess.run([find_ninja(), "-j", jobs], cwd=store, check=True)
-        except subprocess.CalledProcessError:
-            raise BuildError("a source failed to compile; ninja printed the compiler's message above") from None
-    return {unit.source: path for unit, path in paths}
+        jobs = str(len(os.sched_getaffinity(0)))  # ninja itself would run two more
+        failures = "0" if keep_going else "1"  # that ninja stops after; 0: none
+        done = subprocess.run([find_ninja(), "-j", jobs, "-k", failures], cwd=store)
+        if done.returncode and not keep_going:
+            raise BuildError("a source failed to compile; ninja printed the compiler's message above")
+    return {unit.source: path for unit, path in paths if path.exists()}

@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "check.h"
-#include "pair_op.h"
+#include "results_op.h"
 
 namespace tileops {
 

@@ -62,16 +62,30 @@ bool means_no_image(cudaError_t code) {
          code == cudaErrorJitCompilationDisabled;
 }
 
-bool has_image(Target target) {
+const void* any_kernel(Target target) {
   for (int i = 0; i < row_variant_count; ++i) {
-    if (row_variants[i].target != target) continue;
-    cudaFuncAttributes attributes;
-    const cudaError_t code = cudaFuncGetAttributes(&attributes, row_variants[i].kernel);
-    if (code != cudaSuccess && !means_no_image(code))
-      throw std::runtime_error("tileops: cannot load a kernel: " + cuda_text(code));
-    return code == cudaSuccess;
+    if (row_variants[i].target == target) return row_variants[i].kernel;
   }
-  return false;
+  for (int i = 0; i < product_variant_count; ++i) {
+    if (product_variants[i].target == target) return product_variants[i].kernel;
+  }
+  return nullptr;
+}
+
+bool has_image(Target target) {
+  const void* kernel = any_kernel(target);
+  if (!kernel) return false;
+  cudaFuncAttributes attributes;
+  const cudaError_t code = cudaFuncGetAttributes(&attributes, kernel);
+  if (code != cudaSuccess && !means_no_image(code))
+    throw std::runtime_error("tileops: cannot load a kernel: " + cuda_text(code));
+  return code == cudaSuccess;
+}
+
+template <typename Variant>
+[[noreturn]] void throw_unloadable(const Device& device, const Variant& variant, const std::string& why) {
+  throw std::runtime_error(std::string(variant.op) + ": kernel " + variant.name + " does not load on " + device.name + ": " +
+                           why);
 }
 
 void find_targets(Device& device, int32_t index) {
@@ -88,6 +102,7 @@ void find_targets(Device& device, int32_t index) {
   if (asked != cudaSuccess) throw std::runtime_error("tileops: cannot read the properties of the GPU: " + cuda_text(asked));
   device.name = properties.name;
   device.capability = properties.major * 10 + properties.minor;
+  device.multiprocessors = properties.multiProcessorCount;
   if (device.capability == 90 && has_image(Target::sm_90a)) device.targets[device.target_count++] = Target::sm_90a;
   if (has_image(Target::portable)) device.targets[device.target_count++] = Target::portable;
   if (device.target_count == 0) {
@@ -144,6 +159,7 @@ Device& device_at(int32_t index) {
   const RelaxedCapture relaxed;
   find_targets(*fresh, index);
   fresh->loaded.reset(new std::atomic<bool>[row_variant_count]());
+  fresh->resident.reset(new std::atomic<int>[product_variant_count]());
   devices[index].store(fresh.get(), std::memory_order_release);
   return *fresh.release();
 }
@@ -154,11 +170,24 @@ void load_kernel(Device& device, const RowVariant& variant) {
   const RelaxedCapture relaxed;
   cudaFuncAttributes attributes;
   const cudaError_t code = cudaFuncGetAttributes(&attributes, variant.kernel);
-  if (code != cudaSuccess) {
-    throw std::runtime_error(std::string(variant.op) + ": kernel " + variant.name + " does not load on " + device.name + ": " +
-                             cuda_text(code));
-  }
+  if (code != cudaSuccess) throw_unloadable(device, variant, cuda_text(code));
   loaded.store(true, std::memory_order_release);
+}
+
+int resident_ctas(Device& device, const ProductVariant& variant) {
+  std::atomic<int>& resident = device.resident[&variant - product_variants];
+  const int known = resident.load(std::memory_order_acquire);
+  if (__builtin_expect(known != 0, 1)) return known;
+  const RelaxedCapture relaxed;
+  int fit = 0;  // on a multiprocessor
+  cudaError_t code = cudaFuncSetAttribute(variant.kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, variant.shared_bytes);
+  if (code == cudaSuccess)
+    code = cudaOccupancyMaxActiveBlocksPerMultiprocessor(&fit, variant.kernel, variant.threads, variant.shared_bytes);
+  if (code != cudaSuccess) throw_unloadable(device, variant, cuda_text(code));
+  const int ctas = fit * device.multiprocessors / variant.cluster * variant.cluster;
+  if (ctas == 0) throw_unloadable(device, variant, "a multiprocessor has no room for its registers and shared memory");
+  resident.store(ctas, std::memory_order_release);
+  return ctas;
 }
 
 cudaStream_t current_stream(int32_t device_index) {
@@ -183,7 +212,8 @@ DeviceScope::~DeviceScope() {
 }
 
 std::string status_json() {
-  std::string text = "{\"targets\": " + targets_json() + ", \"variants\": " + std::to_string(row_variant_count) +
+  const int variants = row_variant_count + product_variant_count;
+  std::string text = "{\"targets\": " + targets_json() + ", \"variants\": " + std::to_string(variants) +
                      ", \"driver\": " + std::to_string(driver_version()) + ", \"driver_message\": " + quoted(driver_message()) +
                      ", \"devices\": {";
   bool first = true;

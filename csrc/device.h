@@ -16,11 +16,13 @@ namespace tileops {
 struct Device {
   std::string name;  // NVIDIA H200
   int capability = 0;  // 90 for 9.0
+  int multiprocessors = 0;
   Target targets[2];  // what it runs, the preferred first
   int target_count = 0;  // 0: nothing in this build
   std::string reason;  // why it runs nothing, or why not the target that is preferred on it
   std::atomic<bool> warned{false};
   std::unique_ptr<std::atomic<bool>[]> loaded;  // per row of row_variants
+  std::unique_ptr<std::atomic<int>[]> resident;  // per row of product_variants, see resident_ctas; 0: not loaded
 
   bool runs(Target target) const;
 };
@@ -30,6 +32,8 @@ const char* target_name(Target target);
 // The device is current (DeviceScope) when these are called. Both are safe under stream capture, also as the first call of all.
 Device& device_at(int32_t index);
 void load_kernel(Device& device, const RowVariant& variant);  // before its first launch on the device
+// The same for a product; returns how many of its CTAs the device runs at a time, in whole clusters.
+int resident_ctas(Device& device, const ProductVariant& variant);
 
 cudaStream_t current_stream(int32_t device_index);
 std::string cuda_text(cudaError_t code);

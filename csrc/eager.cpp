@@ -37,10 +37,12 @@ Owned run_eager(const EagerTwin& twin, Args& args, Device& device, const std::st
   return Owned(from_stable<AtenTensorHandle>(result));
 }
 
-std::pair<Owned, Owned> run_eager_pair(const EagerTwin& twin, Args& args, Device& device, const std::string& reason) {
-  StableIValue results[2];
-  call_twin(twin, args, device, reason, results, 2);
-  return {Owned(from_stable<AtenTensorHandle>(results[0])), Owned(from_stable<AtenTensorHandle>(results[1]))};
+std::vector<Owned> run_eager_all(const EagerTwin& twin, Args& args, Device& device, const std::string& reason, int results) {
+  StableIValue stack[Args::kMaxArguments];
+  call_twin(twin, args, device, reason, stack, results);
+  std::vector<Owned> owned;
+  for (int i = 0; i < results; ++i) owned.emplace_back(from_stable<AtenTensorHandle>(stack[i]));
+  return owned;
 }
 
 void copy_to(const TensorView& out, const Owned& result) {

@@ -2,7 +2,7 @@
 #pragma once
 
 #include <string>
-#include <utility>
+#include <vector>
 
 #include "device.h"
 #include "stable.h"
@@ -18,7 +18,7 @@ struct EagerTwin {
 
 // Hands the arguments over, with gradients off. Throws where TILEOPS_REQUIRE_NATIVE forbids it.
 Owned run_eager(const EagerTwin& twin, Args& args, Device& device, const std::string& reason);
-std::pair<Owned, Owned> run_eager_pair(const EagerTwin& twin, Args& args, Device& device, const std::string& reason);
+std::vector<Owned> run_eager_all(const EagerTwin& twin, Args& args, Device& device, const std::string& reason, int results);
 
 void copy_to(const TensorView& out, const Owned& result);
 

@@ -32,8 +32,8 @@ struct FlashAttention final : PairOp {
       reject(kOp, "k", "has shape " + shape_text(k.ndim, k.sizes), "a batch of " + std::to_string(q.sizes[0]) + ", that of q");
     }
     check_options(kOp, q, args, kOptions, sinks);
-    out_sizes = {q.sizes[0], q.sizes[1], q.sizes[2], v.sizes[3]};
-    lse_sizes = {q.sizes[0], q.sizes[2], q.sizes[1]};
+    out_sizes() = {q.sizes[0], q.sizes[1], q.sizes[2], v.sizes[3]};
+    lse_sizes() = {q.sizes[0], q.sizes[2], q.sizes[1]};
     head_dims = head_dims_text(q.sizes[3], v.sizes[3]);
   }
 
@@ -44,8 +44,8 @@ struct FlashAttention final : PairOp {
 
 }  // namespace
 
-void flash_attention(StableIValue* stack, uint64_t, uint64_t) { call_pair<FlashAttention>(stack); }
-void flash_attention_out(StableIValue* stack, uint64_t, uint64_t) { call_pair_out<FlashAttention>(stack); }
-void explain_flash_attention(StableIValue* stack, uint64_t, uint64_t) { explain_pair<FlashAttention>(stack); }
+void flash_attention(StableIValue* stack, uint64_t, uint64_t) { call_op<FlashAttention>(stack); }
+void flash_attention_out(StableIValue* stack, uint64_t, uint64_t) { call_op_out<FlashAttention>(stack); }
+void explain_flash_attention(StableIValue* stack, uint64_t, uint64_t) { explain_op<FlashAttention>(stack); }
 
 }  // namespace tileops

@@ -39,11 +39,11 @@ struct FlashAttentionPaged final : PairOp {
     check_longest(args.value<int64_t>(kMaxQ), offsets, q);
     check_options(kOp, q, args, kOptions, sinks);
     check_count(kOp, "num_splits", args.value<int64_t>(kSplits));
-    out_sizes.assign(q.sizes, q.sizes + q.ndim - 1);
-    out_sizes.push_back(v.sizes[3]);
-    if (!offsets) lse_sizes.push_back(q.sizes[0]);
-    lse_sizes.push_back(q.sizes[q.ndim - 2]);
-    lse_sizes.push_back(q.sizes[q.ndim - 3]);
+    out_sizes().assign(q.sizes, q.sizes + q.ndim - 1);
+    out_sizes().push_back(v.sizes[3]);
+    if (!offsets) lse_sizes().push_back(q.sizes[0]);
+    lse_sizes().push_back(q.sizes[q.ndim - 2]);
+    lse_sizes().push_back(q.sizes[q.ndim - 3]);
     what = head_dims_text(q.sizes[q.ndim - 1], v.sizes[3]) + ", page " + std::to_string(k.sizes[1]);
   }
 
@@ -66,8 +66,8 @@ struct FlashAttentionPaged final : PairOp {
 
 }  // namespace
 
-void flash_attention_paged(StableIValue* stack, uint64_t, uint64_t) { call_pair<FlashAttentionPaged>(stack); }
-void flash_attention_paged_out(StableIValue* stack, uint64_t, uint64_t) { call_pair_out<FlashAttentionPaged>(stack); }
-void explain_flash_attention_paged(StableIValue* stack, uint64_t, uint64_t) { explain_pair<FlashAttentionPaged>(stack); }
+void flash_attention_paged(StableIValue* stack, uint64_t, uint64_t) { call_op<FlashAttentionPaged>(stack); }
+void flash_attention_paged_out(StableIValue* stack, uint64_t, uint64_t) { call_op_out<FlashAttentionPaged>(stack); }
+void explain_flash_attention_paged(StableIValue* stack, uint64_t, uint64_t) { explain_op<FlashAttentionPaged>(stack); }
 
 }  // namespace tileops

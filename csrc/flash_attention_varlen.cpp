@@ -37,8 +37,8 @@ struct FlashAttentionVarlen final : PairOp {
     check_count(kOp, "max_seqlen_k", args.value<int64_t>(kMaxK));
     if (used) check_index(kOp, {"seqused_k", used}, {count}, "", q);
     check_options(kOp, q, args, kOptions, sinks);
-    out_sizes = {q.sizes[0], q.sizes[1], v.sizes[2]};
-    lse_sizes = {q.sizes[1], q.sizes[0]};
+    out_sizes() = {q.sizes[0], q.sizes[1], v.sizes[2]};
+    lse_sizes() = {q.sizes[1], q.sizes[0]};
     head_dims = head_dims_text(q.sizes[2], v.sizes[2]);
   }
 
@@ -49,8 +49,8 @@ struct FlashAttentionVarlen final : PairOp {
 
 }  // namespace
 
-void flash_attention_varlen(StableIValue* stack, uint64_t, uint64_t) { call_pair<FlashAttentionVarlen>(stack); }
-void flash_attention_varlen_out(StableIValue* stack, uint64_t, uint64_t) { call_pair_out<FlashAttentionVarlen>(stack); }
-void explain_flash_attention_varlen(StableIValue* stack, uint64_t, uint64_t) { explain_pair<FlashAttentionVarlen>(stack); }
+void flash_attention_varlen(StableIValue* stack, uint64_t, uint64_t) { call_op<FlashAttentionVarlen>(stack); }
+void flash_attention_varlen_out(StableIValue* stack, uint64_t, uint64_t) { call_op_out<FlashAttentionVarlen>(stack); }
+void explain_flash_attention_varlen(StableIValue* stack, uint64_t, uint64_t) { explain_op<FlashAttentionVarlen>(stack); }
 
 }  // namespace tileops

@@ -49,11 +49,6 @@ bool fits_tma(uintptr_t address, int64_t item_size, const int64_t (&extents)[3],
   return true;
 }
 
-Access access_along(uintptr_t address, int64_t item_size, const int64_t (&extents)[3], const int64_t (&strides)[3], int dim) {
-  if (extents[dim] > 1 && strides[dim] != 1) return Access::copy;
-  return fits_tma(address, item_size, extents, strides, dim) ? Access::tma : Access::vector;
-}
-
 }  // namespace
 
 bool collapse_gemm(const MatrixStack& a, const MatrixStack& b, const MatrixStack& y, const MatrixStack* residual,
@@ -89,6 +84,11 @@ bool collapse_gemm(const MatrixStack& a, const MatrixStack& b, const MatrixStack
   return true;
 }
 
+Access access_along(uintptr_t address, int64_t item_size, const int64_t (&extents)[3], const int64_t (&strides)[3], int dim) {
+  if (extents[dim] > 1 && strides[dim] != 1) return Access::copy;
+  return fits_tma(address, item_size, extents, strides, dim) ? Access::tma : Access::vector;
+}
+
 OperandLayout layout_of(uintptr_t address, int64_t item_size, const int64_t (&extents)[3], const int64_t (&strides)[3],
                         int k_dim) {
   const Access along_k = access_along(address, item_size, extents, strides, k_dim);
@@ -98,10 +98,9 @@ OperandLayout layout_of(uintptr_t address, int64_t item_size, const int64_t (&ex
 
 std::string describe(const GemmProblem& p, OperandLayout a, OperandLayout b) {
   const std::string shape = std::to_string(p.m) + "x" + std::to_string(p.n) + "x" + std::to_string(p.k);
-  const char* accesses[] = {"TMA", "vectors", "a copy"};
-  const Access worse = a.access > b.access ? a.access : b.access;
+  const bool by_tma = a.access == Access::tma && b.access == Access::tma;
   return (p.batch > 1 ? std::to_string(p.batch) + " times " : "") + shape + " " + (a.along_k ? 'n' : 't') +
-         (b.along_k ? 't' : 'n') + " by " + accesses[static_cast<int>(worse)];
+         (b.along_k ? 't' : 'n') + (by_tma ? " by TMA" : " by vectors");
 }
 
 }  // namespace tileops

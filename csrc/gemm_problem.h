@@ -7,6 +7,8 @@
 
 namespace tileops {
 
+inline int64_t ceil_div(int64_t n, int64_t by) { return (n + by - 1) / by; }
+
 // A tensor broadcast to the batch dimensions of the result; its last two dimensions are those of a matrix.
 struct MatrixStack {
   int64_t ndim;
@@ -37,7 +39,10 @@ struct OperandLayout {
   Access access;
 };
 
-// Of a or b, whose extents are (batch, rows, columns); k_dim says which one is k.
+// Of a tensor whose extents are (batch, rows, columns), if neighbours are to be those along `dim`.
+Access access_along(uintptr_t address, int64_t item_size, const int64_t (&extents)[3], const int64_t (&strides)[3], int dim);
+
+// Of a or b; k_dim says which one is k.
 OperandLayout layout_of(uintptr_t address, int64_t item_size, const int64_t (&extents)[3], const int64_t (&strides)[3],
                         int k_dim);
 

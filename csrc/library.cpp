@@ -21,39 +21,6 @@ namespace {
 
 constexpr const char* kNamespace = TILEOPS_STRING(TILEOPS_NAMESPACE);
 
-constexpr struct {
-  const char* op;
-  void (*kernel)(StableIValue*, uint64_t, uint64_t);
-} kKernels[] = {
-    {"flash_attention", flash_attention},
-    {"flash_attention.out", flash_attention_out},
-    {"_explain_flash_attention", explain_flash_attention},
-    {"flash_attention_paged", flash_attention_paged},
-    {"flash_attention_paged.out", flash_attention_paged_out},
-    {"_explain_flash_attention_paged", explain_flash_attention_paged},
-    {"flash_attention_varlen", flash_attention_varlen},
-    {"flash_attention_varlen.out", flash_attention_varlen_out},
-    {"_explain_flash_attention_varlen", explain_flash_attention_varlen},
-    {"merge_attention", merge_attention},
-    {"merge_attention.out", merge_attention_out},
-    {"_explain_merge_attention", explain_merge_attention},
-    {"mla_decode", mla_decode},
-    {"mla_decode.out", mla_decode_out},
-    {"_explain_mla_decode", explain_mla_decode},
-    {"gemm", gemm},
-    {"gemm.out", gemm_out},
-    {"_explain_gemm", explain_gemm},
-    {"softmax", softmax},
-    {"softmax.out", softmax_out},
-    {"_explain_softmax", explain_softmax},
-    {"rms_norm", rms_norm},
-    {"rms_norm.out", rms_norm_out},
-    {"_explain_rms_norm", explain_rms_norm},
-    {"rms_norm_silu", rms_norm_silu},
-    {"rms_norm_silu.out", rms_norm_silu_out},
-    {"_explain_rms_norm_silu", explain_rms_norm_silu},
-};
-
 // A torch::Library: what was registered through it is taken back when it is deleted.
 class Library {
  public:
@@ -116,7 +83,7 @@ std::string register_all() {
   if (aoti_torch_library_init_impl(kNamespace, "CUDA", "tileops", 0, &kernels.handle) != 0) {
     return with_torch_text("torch refused kernels for CUDA");
   }
-  for (const auto& row : kKernels) {
+  for (const auto& row : boxed_kernels) {
     if (torch_library_impl(kernels.handle, row.op, row.kernel, kBuildVersion) != 0) {
       return with_torch_text(std::string("torch refused the CUDA kernel of ") + row.op);
     }

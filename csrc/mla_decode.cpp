@@ -39,8 +39,8 @@ struct MlaDecode final : PairOp {
     check_index(kOp, {"cache_seqlens", &lengths}, {q.sizes[0]}, "", q);
     check_scale(kOp, args.value<double>(kScale), "a finite number");
     check_count(kOp, "num_splits", args.value<int64_t>(kSplits));
-    out_sizes = {q.sizes[0], q.sizes[1], q.sizes[2], dim_v};
-    lse_sizes = {q.sizes[0], q.sizes[2], q.sizes[1]};
+    out_sizes() = {q.sizes[0], q.sizes[1], q.sizes[2], dim_v};
+    lse_sizes() = {q.sizes[0], q.sizes[2], q.sizes[1]};
     what = std::to_string(q.sizes[2]) + " heads, " + head_dims_text(dim, dim_v) + ", page " + std::to_string(cache.sizes[1]);
   }
 
@@ -68,8 +68,8 @@ struct MlaDecode final : PairOp {
 
 }  // namespace
 
-void mla_decode(StableIValue* stack, uint64_t, uint64_t) { call_pair<MlaDecode>(stack); }
-void mla_decode_out(StableIValue* stack, uint64_t, uint64_t) { call_pair_out<MlaDecode>(stack); }
-void explain_mla_decode(StableIValue* stack, uint64_t, uint64_t) { explain_pair<MlaDecode>(stack); }
+void mla_decode(StableIValue* stack, uint64_t, uint64_t) { call_op<MlaDecode>(stack); }
+void mla_decode_out(StableIValue* stack, uint64_t, uint64_t) { call_op_out<MlaDecode>(stack); }
+void explain_mla_decode(StableIValue* stack, uint64_t, uint64_t) { explain_op<MlaDecode>(stack); }
 
 }  // namespace tileops

@@ -1,4 +1,4 @@
-// rms_norm and rms_norm_silu, which has no weight_offset (schemas: tileops/schemas.json).
+// rms_norm and rms_norm_silu, which has no weight_offset (schemas: tileops/ops).
 #include "ops.h"
 #include "rms_norm_params.h"
 #include "rms_norm_silu_params.h"

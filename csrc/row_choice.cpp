@@ -14,41 +14,49 @@ namespace tileops {
 
 namespace {
 
-int item_size(DType type) { return type == DType::f32 ? 4 : 2; }
-
 // Kernels count columns in 32 bits, up to a tile past the end.
 constexpr int64_t kMaxColumns = INT32_MAX - 65536;
 
+// f(tensor, its strides, bytes of an element) of each tensor with columns until one is not true.
+template <typename F>
+bool each_with_columns(const RowCall& call, F f) {
+  for (int t = 0; t < call.count; ++t) {
+    if (!call.tensors[t].is_value && !f(call.tensors[t], call.problem.stride[t], item_size(call, t))) return false;
+  }
+  return true;
+}
+
 // A vector of more than 16 bytes is read and written in pieces of 16.
-bool is_aligned(const void* address, int vector, DType type) {
-  const int bytes = vector * item_size(type);
-  return reinterpret_cast<uintptr_t>(address) % (bytes < 16 ? bytes : 16) == 0;
-}
-
 const char* why_unaligned(int vector, const RowCall& call) {
-  const bool aligned = is_aligned(call.x, vector, call.x_type) && is_aligned(call.y, vector, call.y_type);
-  return aligned ? nullptr : "it needs x and y aligned to its vector";
+  const bool aligned = each_with_columns(call, [&](const RowTensor& tensor, const int64_t*, int64_t size) {
+    const int64_t bytes = vector * size;
+    return reinterpret_cast<uintptr_t>(tensor.data) % (bytes < 16 ? bytes : 16) == 0;
+  });
+  return aligned ? nullptr : "it needs tensors aligned to its vector";
 }
 
-// Rows of x and y start at the same place of a vector, wherever that is.
+// The rows of all tensors start at the same place of a vector, wherever that is.
 bool lie_alike(int vector, const RowCall& call) {
-  const RowProblem& p = call.problem;
-  const uintptr_t apart = reinterpret_cast<uintptr_t>(call.x) - reinterpret_cast<uintptr_t>(call.y);
-  const int64_t strides = (p.x_stride[0] - p.y_stride[0]) | (p.x_stride[1] - p.y_stride[1]);
-  return call.x_type == call.y_type && apart % (vector * item_size(call.x_type)) == 0 && strides % vector == 0;
+  const int64_t* first = call.problem.stride[0];
+  return call.x_type == call.y_type && each_with_columns(call, [&](const RowTensor& tensor, const int64_t* stride, int64_t size) {
+    const uintptr_t apart = reinterpret_cast<uintptr_t>(tensor.data) - reinterpret_cast<uintptr_t>(call.tensors[0].data);
+    const int64_t strides = (first[0] - stride[0]) | (first[1] - stride[1]) | (first[2] - stride[2]);
+    return apart % (vector * size) == 0 && strides % vector == 0;
+  });
 }
 
 const char* why_no_vectors(int vector, bool shifted, const RowCall& call) {
-  const RowProblem& p = call.problem;
-  if (p.x_stride[2] != 1 || p.y_stride[2] != 1) return "it needs neighbouring columns to be neighbours in memory";
+  const bool unit = each_with_columns(call, [](const RowTensor&, const int64_t* stride, int64_t) { return stride[3] == 1; });
+  if (!unit) return "it needs neighbouring columns to be neighbours in memory";
   if (shifted) {
     if (call.weight && call.weight_stride != 1) return "it needs a weight without gaps";
-    return lie_alike(vector, call) ? nullptr : "it needs rows of x and y that are equally far from an aligned address";
+    return lie_alike(vector, call) ? nullptr : "it needs rows that are equally far from an aligned address in all tensors";
   }
-  if (p.cols % vector != 0) return "it needs a number of columns that is a multiple of its vector";
-  if ((p.x_stride[0] | p.x_stride[1] | p.y_stride[0] | p.y_stride[1]) % vector != 0) {
-    return "it needs rows that start at multiples of its vector";
-  }
+  if (call.problem.cols % vector != 0) return "it needs a number of columns that is a multiple of its vector";
+  const bool starts = each_with_columns(call, [&](const RowTensor&, const int64_t* stride, int64_t) {
+    return (stride[0] | stride[1] | stride[2]) % vector == 0;
+  });
+  if (!starts) return "it needs rows that start at multiples of its vector";
   if (const char* reason = why_unaligned(vector, call)) return reason;
   if (call.weight && (call.weight_stride != 1 || reinterpret_cast<uintptr_t>(call.weight) % 16 != 0)) {
     return "it needs a weight without gaps and aligned to 16 bytes";
@@ -58,12 +66,15 @@ const char* why_no_vectors(int vector, bool shifted, const RowCall& call) {
 
 const char* why_not_across(int vector, const RowCall& call) {
   const RowProblem& p = call.problem;
-  if (p.x_stride[1] != 1 || p.inner <= 1 || p.x_stride[2] == 1) return "it needs neighbouring rows to be neighbours in memory";
+  const int64_t* first = p.stride[0];
+  if (first[2] != 1 || p.inner <= 1 || first[3] == 1) return "it needs neighbouring rows to be neighbours in memory";
   if (vector == 1) return nullptr;
-  if (p.y_stride[1] != 1) return "it needs neighbouring rows of the result to be neighbours in memory";
-  if (p.inner % vector != 0 || (p.x_stride[0] | p.x_stride[2] | p.y_stride[0] | p.y_stride[2]) % vector != 0) {
-    return "it needs a number of rows, and columns that start, at multiples of its vector";
-  }
+  const bool unit = each_with_columns(call, [](const RowTensor&, const int64_t* stride, int64_t) { return stride[2] == 1; });
+  if (!unit) return "it needs neighbouring rows of the result to be neighbours in memory";
+  const bool starts = each_with_columns(call, [&](const RowTensor&, const int64_t* stride, int64_t) {
+    return (stride[0] | stride[1] | stride[3]) % vector == 0;
+  });
+  if (p.inner % vector != 0 || !starts) return "it needs a number of rows, and columns that start, at multiples of its vector";
   return why_unaligned(vector, call);
 }
 

@@ -10,14 +10,27 @@
 
 namespace tileops {
 
-struct RowCall {
-  DType x_type, y_type;
-  RowProblem problem;
-  const void* x;
-  const void* y;
-  const void* weight;  // NULL: none
-  int64_t weight_stride;  // in elements
+// A tensor of a call: a row of columns, or (is_value) a single float32 for each row.
+struct RowTensor {
+  const void* data;  // NULL: a result that is not allocated yet, and will be aligned
+  bool is_value;
+  bool is_result;
 };
+
+struct RowCall {
+  DType x_type, y_type;  // of the columns that are read, and of those that are written
+  RowProblem problem;
+  int count;  // of tensors
+  RowTensor tensors[kMaxRowTensors];  // in the order of the problem's strides
+  const void* weight = nullptr;  // NULL: none
+  int64_t weight_stride = 0;  // in elements
+};
+
+inline int64_t item_size(DType type) { return type == DType::f32 ? 4 : 2; }
+
+inline int64_t item_size(const RowCall& call, int t) {
+  return call.tensors[t].is_value ? 4 : item_size(call.tensors[t].is_result ? call.y_type : call.x_type);
+}
 
 // NULL if the kernel can serve the call, else what it asks for that the call lacks.
 const char* why_not(const RowVariant& variant, const RowCall& call);

@@ -30,18 +30,23 @@ struct Plan {
 };
 
 bool collapse(const RowOp& op, const int64_t* x_strides, const TensorView& y, RowProblem* problem) {
-  return collapse_rows(op.x.ndim, op.x.sizes, x_strides, y.strides, op.dim, problem);
+  const int64_t* strides[] = {x_strides, y.strides};
+  return collapse_rows(op.x.ndim, op.x.sizes, op.dim, strides, 2, 2, problem);
 }
 
 Plan plan_into(const RowOp& op, const Device& device, const TensorView& y) {
   Plan plan;
   RowCall& call = plan.call;
-  call = {op.x_type, op.y_type, {}, nullptr, mutable_data(y.handle), nullptr, 0};
+  call.x_type = op.x_type;
+  call.y_type = op.y_type;
+  call.count = 2;
+  call.tensors[0] = {nullptr, false, false};
+  call.tensors[1] = {mutable_data(y.handle), false, true};
   if (collapse(op, op.x.strides, y, &call.problem)) {
-    call.x = const_data(op.x.handle);
+    call.tensors[0].data = const_data(op.x.handle);
   } else if (collapse(op, y.strides, y, &call.problem)) {
     plan.copy_of_x = empty_strided(op.x.ndim, op.x.sizes, y.strides, op.x_type, op.x, "allocating a copy of x");
-    call.x = const_data(plan.copy_of_x.get());
+    call.tensors[0].data = const_data(plan.copy_of_x.get());
   } else {
     throw std::logic_error(std::string(op.name) +
                            ": a result without gaps must collapse to two row dimensions; please report this");
@@ -55,9 +60,7 @@ Plan plan_into(const RowOp& op, const Device& device, const TensorView& y) {
 }
 
 std::string kernel_reason(const Plan& plan) {
-  const std::string& force = knobs().force;
-  std::string reason = force.empty() ? std::string("the first ") + target_name(plan.variant->target) + " kernel that fits"
-                                     : "TILEOPS_FORCE=" + force + " is set";
+  std::string reason = why_chosen(*plan.variant);
   if (plan.copy_of_x) reason += std::string("; ") + kCopyNote;
   return reason;
 }
@@ -130,10 +133,16 @@ std::string explain_row_op(const RowOp& op) {
   return "eager\t\t" + reason;
 }
 
-void launch_kernel(const RowVariant& variant, unsigned grid_x, unsigned grid_y, void* params, cudaStream_t stream) {
+std::string why_chosen(const RowVariant& variant) {
+  const std::string& force = knobs().force;
+  return force.empty() ? std::string("the first ") + target_name(variant.target) + " kernel that fits"
+                       : "TILEOPS_FORCE=" + force + " is set";
+}
+
+void launch_kernel(const RowVariant& variant, dim3 grid, void* params, cudaStream_t stream) {
   void* arguments[] = {params};
-  const cudaError_t code = cudaLaunchKernel(variant.kernel, dim3(grid_x, grid_y, 1), dim3(variant.threads, 1, 1), arguments,
-                                            variant.shared_bytes, stream);
+  const cudaError_t code =
+      cudaLaunchKernel(variant.kernel, grid, dim3(variant.threads, 1, 1), arguments, variant.shared_bytes, stream);
   if (__builtin_expect(code != cudaSuccess, 0)) {
     cudaGetLastError();
     throw std::runtime_error(std::string(variant.op) + ": launching " + variant.name + " failed: " + cuda_text(code));

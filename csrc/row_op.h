@@ -35,30 +35,59 @@ Owned run_row_op(const RowOp& op, Args& args);
 void run_row_op_out(const RowOp& op, Args& args, const TensorView& out);
 std::string explain_row_op(const RowOp& op);  // "kernel|eager \t variant \t reason"
 
-void launch_kernel(const RowVariant& variant, unsigned grid_x, unsigned grid_y, void* params, cudaStream_t stream);
+std::string why_chosen(const RowVariant& variant);
 
-// Launches over all rows; Params is the generated struct of the kernel. A grid has at most 65535 blocks along y and 2^31 - 1
-// along x: more rows take more launches, which costs less than the copy that would avoid them.
-template <typename Params>
-void launch_rows(const RowVariant& variant, const RowCall& call, Params params, cudaStream_t stream) {
-  const RowProblem& p = call.problem;
-  const int64_t x_size = call.x_type == DType::f32 ? 4 : 2, y_size = call.y_type == DType::f32 ? 4 : 2;
-  const int64_t outer_step = 65535, inner_step = INT32_MAX * static_cast<int64_t>(variant.rows_per_block);
-  params.cols = p.cols;
-  for (int i = 0; i < 3; ++i) {
-    params.x_stride[i] = p.x_stride[i];
-    params.y_stride[i] = p.y_stride[i];
+void launch_kernel(const RowVariant& variant, dim3 grid, void* params, cudaStream_t stream);
+
+// The part of a call's rows that one grid takes.
+struct RowPart {
+  const RowVariant& variant;
+  const RowCall& call;
+  int64_t start[3], extent[3];  // of (batch, outer, inner)
+
+  // Sets a parameter to this part of tensor t: its address, and its last N strides.
+  template <typename Pointer, size_t N>
+  void bind(int t, Pointer* pointer, int64_t (&stride)[N]) const {
+    const int64_t* all = call.problem.stride[t];
+    const int64_t offset = start[0] * all[0] + start[1] * all[1] + start[2] * all[2];
+    *pointer = static_cast<char*>(const_cast<void*>(call.tensors[t].data)) + offset * item_size(call, t);
+    const int first = call.tensors[t].is_value ? 3 - N : 4 - N;
+    for (size_t i = 0; i < N; ++i) stride[i] = all[first + i];
   }
-  for (int64_t outer = 0; outer < p.outer; outer += outer_step) {
-    for (int64_t inner = 0; inner < p.inner; inner += inner_step) {
-      params.x = static_cast<const char*>(call.x) + x_size * (outer * p.x_stride[0] + inner * p.x_stride[1]);
-      params.y = static_cast<char*>(const_cast<void*>(call.y)) + y_size * (outer * p.y_stride[0] + inner * p.y_stride[1]);
-      params.outer = p.outer - outer < outer_step ? p.outer - outer : outer_step;
-      params.inner = p.inner - inner < inner_step ? p.inner - inner : inner_step;
-      const int64_t blocks = (params.inner + variant.rows_per_block - 1) / variant.rows_per_block;
-      launch_kernel(variant, static_cast<unsigned>(blocks), static_cast<unsigned>(params.outer), &params, stream);
+
+  void launch(void* params, cudaStream_t stream) const {
+    const int64_t blocks = (extent[2] + variant.rows_per_block - 1) / variant.rows_per_block;
+    launch_kernel(variant, dim3(blocks, extent[1], extent[0]), params, stream);
+  }
+};
+
+// Calls launch(part) for all rows of a call. A grid has at most 65535 blocks along y and z and 2^31 - 1 along x: more rows take
+// more launches, which costs less than the copy that would avoid them.
+template <typename Launch>
+void for_each_part(const RowVariant& variant, const RowCall& call, Launch launch) {
+  const int64_t size[3] = {call.problem.batch, call.problem.outer, call.problem.inner};
+  const int64_t step[3] = {65535, 65535, INT32_MAX * static_cast<int64_t>(variant.rows_per_block)};
+  const auto rest = [&](int d, int64_t start) { return size[d] - start < step[d] ? size[d] - start : step[d]; };
+  for (int64_t b = 0; b < size[0]; b += step[0]) {
+    for (int64_t o = 0; o < size[1]; o += step[1]) {
+      for (int64_t i = 0; i < size[2]; i += step[2]) {
+        launch(RowPart{variant, call, {b, o, i}, {rest(0, b), rest(1, o), rest(2, i)}});
+      }
     }
   }
+}
+
+// For x and y in two row dimensions; Params is the generated struct of the kernel.
+template <typename Params>
+void launch_rows(const RowVariant& variant, const RowCall& call, Params params, cudaStream_t stream) {
+  params.cols = call.problem.cols;
+  for_each_part(variant, call, [&](const RowPart& part) {
+    part.bind(0, &params.x, params.x_stride);
+    part.bind(1, &params.y, params.y_stride);
+    params.outer = part.extent[1];
+    params.inner = part.extent[2];
+    part.launch(&params, stream);
+  });
 }
 
 }  // namespace tileops

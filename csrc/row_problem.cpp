@@ -7,56 +7,81 @@ namespace tileops {
 namespace {
 
 struct Dim {
-  int64_t size, x, y;
+  int64_t size, stride[kMaxRowTensors];
 };
 
-constexpr int kMaxDims = 16;  // more that cannot merge are more than two anyway
+constexpr int kMaxDims = 16;  // more that cannot merge are more than three anyway
+constexpr int64_t kFewRows = 32;  // may leave a part of a CTA's rows unused
 
-// `outer` runs over whole ranges of `inner`, in x and in y: the two are one dimension.
-bool continues(const Dim& outer, const Dim& inner) {
-  return outer.x == inner.size * inner.x && outer.y == inner.size * inner.y;
+// `outer` runs over whole ranges of `inner`, in each tensor: the two are one dimension.
+bool continues(const Dim& outer, const Dim& inner, int count) {
+  for (int t = 0; t < count; ++t) {
+    if (outer.stride[t] != inner.size * inner.stride[t]) return false;
+  }
+  return true;
 }
 
-// Adds d to dims[0, count), merged with what it continues or is continued by.
-bool add_dim(Dim* dims, int* count, Dim d) {
-  for (int i = 0; i < *count;) {
+// Adds d to dims[0, used), merged with what it continues or is continued by.
+bool add_dim(Dim* dims, int* used, Dim d, int count) {
+  for (int i = 0; i < *used;) {
     Dim& e = dims[i];
-    if (continues(d, e)) {
-      d = {d.size * e.size, e.x, e.y};
-    } else if (continues(e, d)) {
-      d = {d.size * e.size, d.x, d.y};
+    if (continues(d, e, count)) {
+      e.size *= d.size;
+      d = e;
+    } else if (continues(e, d, count)) {
+      d.size *= e.size;
     } else {
       ++i;
       continue;
     }
-    e = dims[--*count];  // what d has become continues only what d or e did, so those that were passed need no second look
+    e = dims[--*used];  // what d has become continues only what d or e did, so those that were passed need no second look
   }
-  if (*count == kMaxDims) return false;
-  dims[(*count)++] = d;
+  if (*used == kMaxDims) return false;
+  dims[(*used)++] = d;
   return true;
+}
+
+// Of two or three dimensions, innermost first, the one for the inner rows. Neighbouring threads take neighbouring elements of
+// the unit stride of the first tensor: where that is not the columns, the rows that have it. Else the innermost, so that CTAs
+// that run together are neighbours in memory, unless it is short and another is longer.
+int inner_rows(const Dim* rows, int used, int64_t column_stride) {
+  int longest = 0;
+  for (int i = 0; i < used; ++i) {
+    if (column_stride != 1 && rows[i].stride[0] == 1) return i;
+    if (rows[i].size > rows[longest].size) longest = i;
+  }
+  return rows[0].size < kFewRows ? longest : 0;
 }
 
 }  // namespace
 
-bool collapse_rows(int64_t ndim, const int64_t* sizes, const int64_t* x_strides, const int64_t* y_strides, int64_t dim,
+bool collapse_rows(int64_t ndim, const int64_t* sizes, int64_t dim, const int64_t* const* strides, int count, int row_dims,
                    RowProblem* out) {
-  Dim rows[kMaxDims];
-  int count = 0;
+  const auto dim_of = [&](int64_t i) {
+    Dim d;
+    d.size = sizes[i];
+    for (int t = 0; t < count; ++t) d.stride[t] = strides[t][i];
+    return d;
+  };
+  Dim none = {1, {}}, rows[kMaxDims];
+  int used = 0;
   for (int64_t i = ndim - 1; i >= 0; --i) {
     if (i == dim || sizes[i] == 1) continue;
-    if (!add_dim(rows, &count, {sizes[i], x_strides[i], y_strides[i]})) return false;
+    if (!add_dim(rows, &used, dim_of(i), count)) return false;
   }
-  if (count > 2) return false;
+  if (used > row_dims) return false;
 
-  const Dim none = {1, 0, 0};
-  const Dim cols = ndim == 0 || sizes[dim] == 1 ? none : Dim{sizes[dim], x_strides[dim], y_strides[dim]};
-  Dim inner = count > 0 ? rows[0] : none, outer = count > 1 ? rows[1] : none;
-  // Neighbouring threads take neighbouring elements of the unit stride of x: where that is not the columns, let it be the inner
-  // rows.
-  const bool lanes_outer = cols.x != 1 && outer.x == 1, lanes_inner = cols.x != 1 && inner.x == 1;
-  if (lanes_outer || (!lanes_inner && outer.size > inner.size)) std::swap(inner, outer);
-
-  *out = {outer.size, inner.size, ndim == 0 ? 1 : sizes[dim], {outer.x, inner.x, cols.x}, {outer.y, inner.y, cols.y}};
+  Dim cols = ndim == 0 || sizes[dim] == 1 ? none : dim_of(dim);
+  if (used > 1) std::swap(rows[0], rows[inner_rows(rows, used, cols.stride[0])]);
+  if (used > 2 && rows[2].size > rows[1].size) std::swap(rows[1], rows[2]);
+  const Dim* ordered[] = {used > 2 ? &rows[2] : &none, used > 1 ? &rows[1] : &none, used > 0 ? &rows[0] : &none, &cols};
+  out->batch = ordered[0]->size;
+  out->outer = ordered[1]->size;
+  out->inner = ordered[2]->size;
+  out->cols = ordered[3]->size;
+  for (int t = 0; t < count; ++t) {
+    for (int i = 0; i < 4; ++i) out->stride[t][i] = ordered[i]->stride[t];
+  }
   return true;
 }
 

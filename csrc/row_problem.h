@@ -1,23 +1,25 @@
-// A row operator on tensors of any rank, as the kernels see it: x and y are [outer, inner, cols] with strides.
+// The tensors of a row operator, of any rank, as the kernels see them: rows [batch, outer, inner] with strides.
 #pragma once
 
 #include <stdint.h>
 
 namespace tileops {
 
+constexpr int kMaxRowTensors = 8;
+
 struct RowProblem {
-  int64_t outer, inner, cols;
-  int64_t x_stride[3], y_stride[3];  // in elements, of (outer, inner, cols); 0 for an extent of 1
+  int64_t batch, outer, inner, cols;
+  int64_t stride[kMaxRowTensors][4];  // in elements, of (batch, outer, inner, cols); 0 for an extent of 1
 };
 
-// Writes x [sizes] with strides x_strides, and y of the same sizes, as rows along `dim` (0 <= dim < ndim, or ndim 0).
-// Dimensions of size 1 vanish, and two merge wherever the strides of both x and y allow, in whatever order they stand. False if
-// more than two remain.
-bool collapse_rows(int64_t ndim, const int64_t* sizes, const int64_t* x_strides, const int64_t* y_strides, int64_t dim,
+// Writes `count` tensors over the dimensions `sizes`, tensor t with strides[t], as rows along `dim` (0 <= dim < ndim, or ndim 0).
+// One that has a single value a row has a stride of 0 along `dim`. Dimensions of size 1 vanish, and two merge wherever the
+// strides of all tensors allow, in whatever order they stand. False if more than row_dims (2 or 3) remain.
+bool collapse_rows(int64_t ndim, const int64_t* sizes, int64_t dim, const int64_t* const* strides, int count, int row_dims,
                    RowProblem* out);
 
 // Whether the elements fill one block of memory without gaps or overlap, in whatever order the dimensions stand: then
-// torch.empty_like keeps the strides, and together with a y of the same strides it always collapses.
+// torch.empty_like keeps the strides, and together with a result of the same strides it always collapses.
 bool is_dense(int64_t ndim, const int64_t* sizes, const int64_t* strides);
 
 // Memory of a tensor: where its elements lie, in bytes.

@@ -11,6 +11,7 @@
 #include <stdexcept>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "torch_shim.h"
 
@@ -199,12 +200,11 @@ void boxed(StableIValue* stack, Body body) {
   stack[0] = result;
 }
 
-// The same for two results.
+// The same for several tensors.
 template <typename Body>
-void boxed_pair(StableIValue* stack, Body body) {
-  std::pair<Owned, Owned> results = body();  // the arguments are gone when it returns
-  stack[0] = to_stable(results.first.release());
-  stack[1] = to_stable(results.second.release());
+void boxed_results(StableIValue* stack, Body body) {
+  std::vector<Owned> results = body();  // the arguments are gone when it returns
+  for (size_t i = 0; i < results.size(); ++i) stack[i] = to_stable(results[i].release());
 }
 
 // What we read of a tensor, borrowed from it.

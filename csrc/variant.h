@@ -1,4 +1,4 @@
-// What the dispatcher knows of a kernel: one row of the generated table (csrc/generated/registry.cpp).
+// What the dispatcher knows of a kernel: one row of a generated table (csrc/generated/registry.cpp).
 #pragma once
 
 #include <stdint.h>
@@ -8,7 +8,8 @@ namespace tileops {
 enum class Target : int { portable = 0, sm_90a = 1 };
 enum class DType : int { none = 0, bf16 = 1, f16 = 2, f32 = 3 };  // as DTypeCode of include/tileops/types.h
 
-// A kernel that computes each row of x [outer, inner, cols] by itself; grid = (ceil(inner / rows_per_block), outer).
+// A kernel that computes each row of its tensors [batch, outer, inner, cols] by itself; grid = (ceil(inner / rows_per_block),
+// outer, batch).
 struct RowVariant {
   const char* op;
   const char* name;
@@ -27,5 +28,41 @@ struct RowVariant {
 
 extern const RowVariant row_variants[];  // in order of preference: the first eligible row is taken
 extern const int row_variant_count;
+
+// Of a tensor that TMA moves: columns and rows of a box, bytes of the swizzle in shared memory.
+struct MapBox {
+  int columns, rows, swizzle;
+};
+
+// A persistent kernel that computes c [batch, m, n] = a b tile by tile. A cluster has `cluster` tiles, one above the other.
+struct ProductVariant {
+  const char* op;
+  const char* name;
+  Target target;
+  DType x, y;  // of a and b; of c and residual
+  bool transpose_a;  // a is stored [k, m], not [m, k]
+  bool transpose_b;  // b is stored [n, k], not [k, n]
+  int vector;  // above 1: base and strides of a, b, c and residual are multiples of 16 bytes
+  int bm, bn, bk;  // the tile: rows and columns of c, and of k in one step
+  int cluster;
+  int threads;
+  int shared_bytes;
+  MapBox maps[4];  // a, b, c, residual; where TMA moves them
+  const void* kernel;
+};
+
+// A problem on which a product kernel was timed, in the same run as eager PyTorch.
+struct ProductMeasurement {
+  int product;  // index in product_variants
+  const char* gpu;
+  int64_t rows, n, k;  // rows: batch * m
+  bool fused;  // more than a bias in the epilogue
+  double us, baseline_us;
+};
+
+extern const ProductVariant product_variants[];
+extern const int product_variant_count;
+extern const ProductMeasurement product_measurements[];
+extern const int product_measurement_count;
 
 }  // namespace tileops

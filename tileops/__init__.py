@@ -6,33 +6,10 @@
 
 Where no kernel serves (another device, no native library), the same function runs in eager PyTorch with the same result.
 """
-from . import knobs
+from . import knobs, ops
 from .dispatch import explain, status
-from .ops import (
-    flash_attention,
-    flash_attention_paged,
-    flash_attention_varlen,
-    gemm,
-    merge_attention,
-    mla_decode,
-    rms_norm,
-    rms_norm_silu,
-    softmax,
-)
+from .ops import *  # noqa: F403
 
 __version__ = "0.1.0"
-__all__ = [
-    "__version__",
-    "explain",
-    "flash_attention",
-    "flash_attention_paged",
-    "flash_attention_varlen",
-    "gemm",
-    "knobs",
-    "merge_attention",
-    "mla_decode",
-    "rms_norm",
-    "rms_norm_silu",
-    "softmax",
-    "status",
-]
+__all__ = ["__version__", "explain", "knobs", "status"]
+__all__ += ops.__all__

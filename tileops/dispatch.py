@@ -125,7 +125,7 @@ def _reason(name: str, x: torch.Tensor, now: knobs.Knobs) -> str:
         return f"{name} is on {x.device}"
     if now.disable_native:
         return "TILEOPS_DISABLE_NATIVE is set"
-    return f"no kernels are loaded: {_native.load().reason}"
+    return f"no kernels are loaded: {_native.load().reason or 'the native library is older than this operator; build it again'}"
 
 
 def _once(line: str, say: Callable[[str], None]) -> None:

@@ -68,6 +68,25 @@ class RowConfig:
 
 
 @dataclass(frozen=True)
+class Measured:
+    """A problem on which a product kernel was timed, in the same run as eager PyTorch."""
+
+    gpu: str  # as CUDA names it: NVIDIA H200
+    m: int
+    n: int
+    k: int
+    us: float
+    baseline_us: float
+    batch: int = 1
+    epilogue: str = "none"  # or, joined by "+": bias, an activation's name, residual
+
+    @property
+    def fused(self) -> bool:
+        """Whether the epilogue has more than what cuBLAS does besides."""
+        return not {"none", "bias"}.issuperset(self.epilogue.split("+"))
+
+
+@dataclass(frozen=True)
 class GemmConfig:
     """A matrix product. `tile`: rows and columns of c, and of K in one step."""
 
@@ -80,18 +99,26 @@ class GemmConfig:
     cluster: int  # CTAs with the same columns, which share the tile of b
     group_size: int  # rows of clusters whose tiles are visited together
     store_columns: int  # of a part of c that is stored at a time
-    workload: str | None = None
-    us: float | None = None
-    baseline_us: float | None = None  # cuBLAS, in the same run
+    transpose_a: bool = False  # a is stored [K, M], not [M, K]
+    transpose_b: bool = True  # b is stored [N, K], not [K, N]
+    vector: int = 8  # elements of one access; 1: any alignment
+    warps: int | None = None  # that hold c: four for each 64 rows unless given
+    alternate: bool = False  # two groups take whole tiles in turn
+    tag: str = ""  # ends the name, where kernels differ in what the name does not say: c1 for a cluster of 1
+    measured: tuple[Measured, ...] = ()  # where the dispatcher may take it: csrc/gemm_choice.cpp
 
     @property
     def threads(self) -> int:
-        """A warp group for each 64 rows."""
-        return self.tile[0] // 64 * 128
+        """Those that hold c."""
+        return 256 if self.alternate else (self.warps or self.tile[0] // 64 * 4) * 32
 
     @property
     def name(self) -> str:
-        return f"{self.op}_{self.target}_{SHORT[self.x]}_{SHORT[self.y]}_{'x'.join(map(str, self.tile))}"
+        """gemm_sm_90a_bf16_bf16_128x256x64_nt: t where K is the outer dimension of a, the inner one of b, as in BLAS."""
+        layout = f"{'nt'[self.transpose_a]}{'nt'[self.transpose_b]}" + "_v1" * (self.vector == 1) + "_alt" * self.alternate
+        tile = "x".join(map(str, self.tile))
+        parts = [self.op, self.target, SHORT[self.x], SHORT[self.y], tile, layout, self.tag]
+        return "_".join(filter(None, parts))
 
 
 KINDS = {"gemm": GemmConfig}
@@ -99,5 +126,10 @@ KINDS = {"gemm": GemmConfig}
 
 def load(op: str) -> list[RowConfig] | list[GemmConfig]:
     """The rows of an operator, in order of preference."""
-    rows = json.loads((CONFIGS / f"{op}.json").read_text())
-    return [KINDS.get(op, RowConfig)(op=op, **row) for row in rows]
+    return [_row(op, fields) for fields in json.loads((CONFIGS / f"{op}.json").read_text())]
+
+
+def _row(op: str, fields: dict) -> RowConfig | GemmConfig:
+    if "measured" in fields:
+        fields = {**fields, "measured": tuple(Measured(**problem) for problem in fields["measured"])}
+    return KINDS.get(op, RowConfig)(op=op, **fields)

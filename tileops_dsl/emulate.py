@@ -152,8 +152,8 @@ def _closure(source, include_dirs):
 def run(so, kernel, params, grid, threads, shared_bytes, buffers, seed=0, *, cluster=1, suppress=(), mutate=None, sites=None):
     """Launches `kernel` of the shared object once.
 
-    params: the bytes of the parameter struct. grid: (x, y). buffers: (address, bytes, writable, name) of what pointers may
-    reach; a fifth item may be a byte mask that is 0 in the gaps between the elements of a strided tensor.
+    params: the bytes of the parameter struct. grid: (x, y) or (x, y, z). buffers: (address, bytes, writable, name) of what
+    pointers may reach; a fifth item may be a byte mask that is 0 in the gaps between the elements of a strided tensor.
     suppress: sites whose barriers, arrivals, waits, fences and commits shall do nothing. mutate: {"wait@4": "suppress" |
     "flip" | number}: a word of a site does nothing; has the other parity or swizzle; counts so many more bytes, threads,
     arrivals or pending groups. sites: {"12": "softmax.py:31"} for messages.
@@ -170,9 +170,11 @@ def run(so, kernel, params, grid, threads, shared_bytes, buffers, seed=0, *, clu
             raise ValueError(f"mutate names {place}; expected WORD@SITE with one of {', '.join(WORDS_TO_MUTATE)}")
         kind, amount = (change, 0) if isinstance(change, str) else ("add", change)
         mutations.append((word, int(site), kind, amount))
-    report = _driver().run(str(so), kernel, bytes(params), tuple(grid), threads, shared_bytes, cluster, full, seed, mutations)
+    xyz = (*grid, 1)[:3]
+    report = _driver().run(str(so), kernel, bytes(params), xyz, threads, shared_bytes, cluster, full, seed, mutations)
     if "fault" in report:
-        _raise(kernel, *report["fault"], sites or {})
+        *fault, block = report["fault"]
+        _raise(kernel, *fault, block[: len(grid)], sites or {})
     return report
 
 
@@ -198,7 +200,8 @@ def launch(entry, source, arrays, seed=0, include_dirs=GENERATED, *, name=None, 
     """
     name = name or entry["name"]
     if grid is None:
-        grid = (-(-arrays["inner"] // entry["rows_per_block"]), arrays["outer"])
+        rows = -(-arrays["inner"] // entry["rows_per_block"])
+        grid = (rows, *(arrays[extent] for extent in ("outer", "batch") if extent in arrays))
     buffers = [
         buffer(field, arrays[field], ctype == "void*")
         for field, ctype, _ in entry["params"]

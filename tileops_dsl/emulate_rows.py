@@ -34,19 +34,25 @@ def emulate_row(
 
     scalars: eps, weight_offset, round_before_weight, as the operator has them.
     """
-    kernel = output.compile_row(config)
+    values = {"x": x, "y": y, "outer": x.shape[0], "inner": x.shape[1], "cols": x.shape[2]}
+    if config.op != "softmax":
+        values |= {"weight": weight, "weight_dtype": 0 if weight is None else CODES[weight_dtype], **scalars}
+    return emulate_rows(config, values, seed, suppress)
+
+
+def emulate_rows(config: RowConfig, values: dict, seed=0, suppress=()):
+    """The same for any row-wise program. `values`: each of its tensors (None: not given), extents and scalars by name."""
+    kernel = output.compile_config(config)
     folder = emulate.ROOT / "build" / "emulator" / "sources"
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / f"{config.op}_params.h").write_text(output.params_header(config.op, kernel.fields))
+    (folder / f"{config.op}_params.h").write_text(output.params_header(kernel.params, kernel.fields))
     text = output.source_text([kernel])
     source = folder / f"{config.name}_{hashlib.sha256(text.encode()).hexdigest()[:12]}.cu"
     source.write_text(text)
-    values = {"x": x, "y": y, "outer": x.shape[0], "inner": x.shape[1], "cols": x.shape[2]}
-    values |= {f"{name}_stride": [s // a.itemsize for s in a.strides] for name, a in (("x", x), ("y", y))}
-    if config.op != "softmax":
-        stride = [0] if weight is None else [weight.strides[0] // weight.itemsize]
-        code = 0 if weight is None else CODES[weight_dtype]
-        values |= {"weight": weight, "weight_stride": stride, "weight_dtype": code, **scalars}
+    ranks = {name.removesuffix("_stride"): count for name, _, count in kernel.fields if name.endswith("_stride")}
+    for name, rank in ranks.items():
+        array = values[name]
+        values[f"{name}_stride"] = [0] * rank if array is None else [s // array.itemsize for s in array.strides]
     entry = kernel.entry | {"name": config.name}
     return emulate.launch(entry, source, values, seed, (folder,), suppress=suppress)
 

@@ -7,12 +7,12 @@
 --dump DIR     the IR after each pass that changed it, one file per kernel and pass
 --diff REV     generate at the git revision REV as well, and print what differs; exit 1 if anything does
 
-The output is deterministic: <op>_<target>_<dtype>.cu (the kernels of one dtype of x), <op>_params.h, registry.cpp (the
-table of csrc/variant.h), schemas.h and manifest.json. A kernel with roles has its schedule in a .txt beside its .cu.
+The output is deterministic: <op>_<target>_<dtype>.cu (the row kernels of one dtype of x) and <op>_params.h, <kernel>.cu (a
+product), its schedule in a .txt beside it and <op>_<target>_params.h, registry.cpp (the tables of csrc/variant.h), schemas.h
+and manifest.json.
 """
 
 import argparse
-import filecmp
 import json
 import subprocess
 import sys
@@ -27,27 +27,20 @@ ROOT = Path(__file__).parent.parent
 
 
 def main(argv: list[str] | None = None) -> int:
-    arguments = parse(argv)
-    if arguments.diff:
-        return print_diff(arguments)
-    files = output.generate(
-        arguments.only or list(PROGRAMS), arguments.target or list(TARGETS), arguments.build, dump(arguments.dump)
-    )
-    write(Path(arguments.out), files)
-    return 0
-
-
-def parse(argv: list[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        "python -m tileops_dsl.generate", description=__doc__, formatter_class=argparse.RawTextHelpFormatter
-    )
+    form = argparse.RawTextHelpFormatter
+    parser = argparse.ArgumentParser("python -m tileops_dsl.generate", description=__doc__, formatter_class=form)
     parser.add_argument("--out", default=str(ROOT / "csrc" / "generated"))
     parser.add_argument("--only", action="append", choices=list(PROGRAMS))
     parser.add_argument("--target", action="append", choices=list(TARGETS))
     parser.add_argument("--build", default="all", choices=["smoke", "local", "all"])
     parser.add_argument("--dump", metavar="DIR")
     parser.add_argument("--diff", metavar="REV")
-    return parser.parse_args(argv)
+    arguments = parser.parse_args(argv)
+    if arguments.diff:
+        return print_diff(arguments)
+    ops, targets = arguments.only or list(PROGRAMS), arguments.target or list(TARGETS)
+    write(Path(arguments.out), output.generate(ops, targets, arguments.build, dump(arguments.dump)))
+    return 0
 
 
 def dump(directory: str | None):
@@ -63,8 +56,10 @@ def write(directory: Path, files: dict[str, str]) -> None:
     directory.mkdir(parents=True, exist_ok=True)
     manifest = directory / "manifest.json"
     earlier = json.loads(manifest.read_text()) if manifest.exists() else {"sources": []}
-    names = {n for source in earlier["sources"] for n in (source["file"], f"{source['op']}_params.h")}
-    names |= {n for k in earlier.get("with_roles", {}).values() for n in (k["file"], k["file"].replace(".cu", ".txt"))}
+    names = set()
+    for source in earlier["sources"]:
+        op, file = source["op"], source["file"]
+        names |= {file, file.replace(".cu", ".txt"), f"{op}_params.h", f"{op}_{source['target']}_params.h"}
     for name in names - set(files):
         (directory / name).unlink(missing_ok=True)
     for name, text in files.items():
@@ -86,11 +81,7 @@ def print_diff(arguments: argparse.Namespace) -> int:
         subprocess.run(["tar", "-x", "-C", str(tree)], check=True, input=archive.stdout)
         for directory, out in ((tree, old), (ROOT, new)):
             subprocess.run([sys.executable, "-m", "tileops_dsl.generate", f"--out={out}", *options], check=True, cwd=directory)
-        names = sorted({p.name for p in (*old.iterdir(), *new.iterdir())})
-        same = all((old / n).exists() and (new / n).exists() and filecmp.cmp(old / n, new / n, shallow=False) for n in names)
-        if not same:
-            subprocess.run(["diff", "-ruN", str(old), str(new)], check=False)
-    return 0 if same else 1
+        return subprocess.run(["diff", "-ruN", str(old), str(new)]).returncode
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@
               | Store(tile, indices, value)                           inside Parallel
               | Serial(var, extent, body)
               | Pipelined(var, extent, num_stages, pending, body)     a Serial whose copies run ahead
-              | Persistent(vars, extents, group_size, body)           the tiles of one CTA
+              | Persistent(vars, extents, group_size, body, alternate)        the tiles of one CTA
               | If(condition, body)
     Region    = (tensor, origin)                            the tile that starts there, as large as the other side
     Expr      = Const(value) | Var(name) | Load(tile, indices) | Call(op, args) | Cast(value)
@@ -35,12 +35,11 @@ INTS = {"int32": 4, "int64": 8}
 DTYPES = {**FLOATS, **INTS, "bool": 1}
 
 # op -> (arity, result): "float" works on float32, "int" on integers, "compare" gives bool, "any" keeps the operands' dtype.
+# language/scalar.py adds the functions of float32, such as exp2.
 OPS = {
     "add": (2, "any"), "sub": (2, "any"), "mul": (2, "any"), "div": (2, "float"), "floordiv": (2, "int"),
     "max": (2, "any"), "min": (2, "any"), "neg": (1, "any"),
-    "exp2": (1, "float"), "rsqrt": (1, "float"), "reciprocal": (1, "float"),
     "lt": (2, "compare"), "le": (2, "compare"), "eq": (2, "compare"), "ne": (2, "compare"),
-    "relu": (1, "float"), "gelu": (1, "float"), "gelu_tanh": (1, "float"), "silu": (1, "float"),
     "select": (3, "any"),
 }  # fmt: skip
 
@@ -60,6 +59,7 @@ class Location:
 @dataclass(frozen=True)
 class Expr:
     dtype: str
+    children = ()  # the expressions that it is made of
 
 
 @dataclass(frozen=True)
@@ -82,6 +82,7 @@ class Var(Expr):
 class Load(Expr):
     buffer: Tile
     indices: tuple[Expr, ...]
+    children = property(lambda self: (*self.indices, *getattr(self.buffer, "origin", ())))
 
     def __str__(self) -> str:
         return f"{self.buffer.name}[{', '.join(map(str, self.indices))}]"
@@ -91,6 +92,7 @@ class Load(Expr):
 class Call(Expr):
     op: str
     args: tuple[Expr, ...]
+    children = property(lambda self: self.args)
 
     def __str__(self) -> str:
         return f"{self.op}({', '.join(map(str, self.args))})"
@@ -99,6 +101,7 @@ class Call(Expr):
 @dataclass(frozen=True)
 class Cast(Expr):
     value: Expr
+    children = property(lambda self: (self.value,))
 
     def __str__(self) -> str:
         return f"{self.dtype}({self.value})"
@@ -115,6 +118,16 @@ class Tensor:
     def __str__(self) -> str:
         optional = " optional" * self.optional
         return f"{self.name}: {self.dtype}[{', '.join(map(str, self.dims))}] vector {self.vector}{optional}"
+
+    @property
+    def flag(self) -> str | None:
+        """The parameter that says whether an optional tensor was passed: not 0 if it was."""
+        return f"has_{self.name}" if self.optional else f"{self.name}_dtype" if self.dtype == "any" else None
+
+    @property
+    def given(self) -> Expr:
+        """Whether it was passed."""
+        return Call("bool", "ne", (Var("int32", self.flag), Const("int32", 0)))
 
 
 @dataclass(frozen=True)
@@ -164,10 +177,22 @@ class Region:
 class Stmt:
     location: Location
 
+    def __str__(self) -> str:
+        """Its kind and its fields, without its body: what `generate --dump` shows."""
+        own = [(f.name, getattr(self, f.name)) for f in fields(self) if f.name not in ("location", "body")]
+        return " ".join([type(self).__name__.lower(), *(f"{n}={_text(v)}" for n, v in own if v is not None and v is not False)])
+
+
+def _text(value) -> str:
+    return ",".join(map(_text, value)) if isinstance(value, tuple) else str(getattr(value, "name", value))
+
 
 @dataclass(frozen=True)
 class Alloc(Stmt):
     buffer: Buffer
+
+    def __str__(self) -> str:
+        return f"alloc {self.buffer}"
 
 
 @dataclass(frozen=True)
@@ -190,6 +215,10 @@ class Copy(Stmt):
     absent: Expr | None  # the value of an optional tensor that was not passed
     evict_first: bool
     multicast: bool = False  # each CTA of the cluster loads a part into all
+
+    # The end in global memory, if there is one, and the other one.
+    region = property(lambda self: next((end for end in (self.src, self.dst) if isinstance(end, Region)), None))
+    tile = property(lambda self: self.dst if isinstance(self.src, Region) else self.src)
 
 
 @dataclass(frozen=True)
@@ -216,6 +245,9 @@ class Store(Stmt):
     buffer: Tile
     indices: tuple[Expr, ...]
     value: Expr
+
+    def __str__(self) -> str:
+        return f"{Load(self.buffer.dtype, self.buffer, self.indices)} = {self.value}"
 
 
 @dataclass(frozen=True)
@@ -247,6 +279,7 @@ class Persistent(Stmt):
     extents: tuple[Expr, ...]
     group_size: int  # rows of tiles (of clusters) that are visited together
     body: tuple[Stmt, ...]
+    alternate: bool = False  # the groups of threads take whole tiles in turn
 
 
 @dataclass(frozen=True)
@@ -275,11 +308,7 @@ class Kernel:
     roles: tuple = ()  # schedule.Role; none: all threads do the same
     rings: tuple = ()  # schedule.Ring
     barriers: tuple = ()  # schedule.Barrier
-
-    @property
-    def ctas(self) -> int:
-        """CTAs of a cluster."""
-        return self.cluster[0] * self.cluster[1]
+    ctas = property(lambda self: self.cluster[0] * self.cluster[1])  # of a cluster
 
 
 def walk(body: tuple[Stmt, ...]):
@@ -289,16 +318,22 @@ def walk(body: tuple[Stmt, ...]):
         yield from walk(getattr(stmt, "body", ()))
 
 
+def walk_where(body: tuple[Stmt, ...], condition: Expr):
+    """Every statement that runs only where the condition, written as it is here, holds."""
+    for stmt in walk(body):
+        if isinstance(stmt, If) and stmt.condition == condition:
+            yield from walk(stmt.body)
+
+
 def subexprs(expr: Expr):
     """The expression and all below it."""
     yield expr
-    children = {Load: _of_load, Call: lambda e: e.args, Cast: lambda e: (e.value,)}.get(type(expr))
-    for child in children(expr) if children else ():
+    for child in expr.children:
         yield from subexprs(child)
 
 
-def _of_load(load: Load) -> tuple[Expr, ...]:
-    return (*load.indices, *(load.buffer.origin if isinstance(load.buffer, View) else ()))
+def loads(expr: Expr) -> list[Load]:
+    return [e for e in subexprs(expr) if isinstance(e, Load)]
 
 
 def replaced(node, table: dict):
@@ -316,7 +351,7 @@ def as_numbers(expr: Expr):
     """The expression and all below it but the indices of loads."""
     if not isinstance(expr, Load):
         yield expr
-        for child in expr.args if isinstance(expr, Call) else (expr.value,) if isinstance(expr, Cast) else ():
+        for child in expr.children:
             yield from as_numbers(child)
 
 
@@ -335,7 +370,8 @@ def exprs_of(stmt: Stmt):
 
 def to_text(kernel: Kernel) -> str:
     """The kernel as text: what `generate --dump` writes after each pass."""
-    lines = [f"kernel {kernel.name} threads {kernel.threads} min blocks {kernel.min_blocks} grid {_grid(kernel)}"]
+    grid = (", ".join(map(str, kernel.grid)) or "wave") + f" cluster {', '.join(map(str, kernel.cluster))}" * (kernel.ctas > 1)
+    lines = [f"kernel {kernel.name} threads {kernel.threads} min blocks {kernel.min_blocks} grid {grid}"]
     lines += [f"  tensor {t}" for t in kernel.tensors]
     lines += [f"  scalar {s.name}: {s.dtype}" for s in (*kernel.dims, *kernel.scalars)]
     lines += [f"  layout {buffer.name}: {layout}" for buffer, layout in kernel.layouts.items()]
@@ -346,7 +382,7 @@ def to_text(kernel: Kernel) -> str:
 
     def block(body, indent):
         for stmt in body:
-            lines.append(f"{indent}{line_of(stmt)}  // {stmt.location}")
+            lines.append(f"{indent}{stmt}  // {stmt.location}")
             block(getattr(stmt, "body", ()), indent + "  ")
 
     for role in kernel.roles:
@@ -356,38 +392,4 @@ def to_text(kernel: Kernel) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _grid(kernel: Kernel) -> str:
-    cluster = f" cluster {kernel.cluster[0]}, {kernel.cluster[1]}" if kernel.ctas > 1 else ""
-    return (", ".join(map(str, kernel.grid)) or "wave") + cluster
-
-
-def line_of(stmt: Stmt) -> str:
-    match stmt:
-        case Alloc(buffer=b):
-            return f"alloc {b}"
-        case Annotate(buffer=b, layout=layout):
-            return f"annotate {b.name}: {layout}"
-        case Fill(buffer=b, value=v):
-            return f"fill {b.name} with {v}"
-        case Copy(src=src, dst=dst, fill=fill, absent=absent):
-            ends = [end.name if isinstance(end, Buffer) else str(end) for end in (src, dst)]
-            values = (f" fill {fill}" if fill else "") + (f" absent {absent}" if absent else "") + " multicast" * stmt.multicast
-            return f"copy {ends[0]} -> {ends[1]}{values}"
-        case Reduce(op=op, src=src, dst=dst, clear=clear):
-            return f"reduce {op} {src.name} -> {dst.name}" + ("" if clear else " (accumulate)")
-        case Store(buffer=b, indices=indices, value=v):
-            return f"{Load(b.dtype, b, indices)} = {v}"
-        case Parallel(vars=names, extents=extents):
-            return f"parallel {', '.join(map(str, names))} in {', '.join(map(str, extents))}"
-        case Gemm(a=a, b=b, c=c):
-            operands = f"{a.name}{'^T' * stmt.transpose_a} {b.name}{'^T' * stmt.transpose_b}"
-            return f"gemm {c.name} += {operands} {stmt.policy} clear {stmt.clear}"
-        case Serial(var=var, extent=extent):
-            return f"serial {var} in {extent}"
-        case Pipelined(var=var, extent=extent):
-            return f"pipelined {var} in {extent} stages {stmt.num_stages} pending {stmt.pending}"
-        case Persistent(vars=names, extents=extents):
-            return f"persistent {', '.join(map(str, names))} in {', '.join(map(str, extents))} group {stmt.group_size}"
-        case If(condition=condition):
-            return f"if {condition}"
-    return str(stmt)
+line_of = str  # of the statement that a node of schedule.py holds

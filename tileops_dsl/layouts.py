@@ -139,14 +139,17 @@ class PerColumn:
 
 @dataclass(frozen=True)
 class Linear:
-    """A vector spread over a group, or one in shared memory: element i is the thread's i // threads, of thread i % threads."""
+    """A vector spread over a group, or one in shared memory: element i is the thread's i // threads, of thread i % threads.
+
+    Where the threads do not divide the extent, the last register of some is not used.
+    """
 
     extent: int
     threads: int
 
     @property
     def registers(self) -> int:
-        return self.extent // self.threads
+        return -(-self.extent // self.threads)
 
     @property
     def bytes(self) -> int:
@@ -160,9 +163,6 @@ class Linear:
         return f"{self.extent} elements over {self.threads} threads"
 
 
-Layout = VectorisedRows | PerRow | PerColumn
-
-
-def tile_of(layout: Layout) -> VectorisedRows:
+def tile_of(layout: VectorisedRows | PerRow | PerColumn) -> VectorisedRows:
     """The distribution of rows that a layout belongs to."""
     return layout if isinstance(layout, VectorisedRows) else layout.tile

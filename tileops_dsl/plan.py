@@ -1,7 +1,8 @@
 """Questions about a kernel with roles that passes and code generation ask alike."""
 
 from tileops_dsl import ir
-from tileops_dsl.instruction_layouts import Operand, SharedTile
+from tileops_dsl.instruction_layouts import Operand, SharedTile, WgmmaAccumulator
+from tileops_dsl.layouts import VectorisedRows
 from tileops_dsl.schedule import Barrier, Chunks, Issue, Ring, Role
 
 GROUP = 128  # threads of a warp group
@@ -9,6 +10,25 @@ GROUP = 128  # threads of a warp group
 
 def consumers(kernel: ir.Kernel) -> Role:
     return next(role for role in kernel.roles if role.warp is None)
+
+
+def threads(kernel: ir.Kernel) -> int:
+    """Of a CTA: those that hold fragments, and the producer's group."""
+    return kernel.threads + GROUP * sum(len(role.groups) for role in kernel.roles if role.warp is not None)
+
+
+def tile_loop(kernel: ir.Kernel) -> ir.Persistent:
+    return next(stmt for stmt in kernel.body if isinstance(stmt, ir.Persistent))
+
+
+def sharing(kernel: ir.Kernel) -> int:
+    """Groups that divide the rows of a tile; of those that alternate, each has its own."""
+    return 1 if tile_loop(kernel).alternate else len(consumers(kernel).groups)
+
+
+def blocks(kernel: ir.Kernel) -> int:
+    """Of 64 rows, which a group has of each fragment, one behind the other in registers."""
+    return next((la.rows // 64 for la in kernel.layouts.values() if isinstance(la, WgmmaAccumulator)), 1)
 
 
 def is_load(stmt: ir.Stmt) -> bool:
@@ -30,6 +50,11 @@ def is_common(kernel: ir.Kernel, buffer: ir.Buffer) -> bool:
 def copies(kernel: ir.Kernel, buffer: ir.Buffer) -> int:
     """How often a shared tile exists."""
     return 1 if is_common(kernel, buffer) else len(consumers(kernel).groups)
+
+
+def layout_rows(kernel: ir.Kernel, buffer: ir.Buffer) -> int:
+    """Rows of a tile as it lies in shared memory or in registers: all, or those of a group."""
+    return buffer.shape[0] // (1 if is_common(kernel, buffer) else sharing(kernel))
 
 
 def ring_of(kernel: ir.Kernel, buffer: ir.Buffer) -> Ring | None:
@@ -69,7 +94,7 @@ def peers(kernel: ir.Kernel, ring: Ring) -> int:
 
 def operands(kernel: ir.Kernel, gemm: ir.Gemm) -> tuple[Operand, Operand]:
     """A and B as the instruction reads them."""
-    return Operand(kernel.layouts[gemm.a]), Operand(kernel.layouts[gemm.b], mn_major=not gemm.transpose_b)
+    return Operand(kernel.layouts[gemm.a], gemm.transpose_a), Operand(kernel.layouts[gemm.b], not gemm.transpose_b)
 
 
 def box(kernel: ir.Kernel, stmt: ir.Copy) -> tuple[int, int]:
@@ -109,9 +134,22 @@ def _uses(body, buffer: ir.Buffer) -> int:
 
 def registers(kernel: ir.Kernel, buffer: ir.Buffer) -> int:
     """Of a fragment, in elements of one thread."""
-    return kernel.layouts[buffer].registers * columns_held(kernel, buffer) // buffer.shape[-1]
+    held, columns = columns_held(kernel, buffer), buffer.shape[-1]
+    return kernel.layouts[buffer].registers * held // columns // (blocks(kernel) if held < columns else 1)
 
 
 def words(kernel: ir.Kernel, buffer: ir.Buffer) -> int:
     """32-bit registers of a fragment."""
     return -(-registers(kernel, buffer) * ir.DTYPES[buffer.dtype] // 4)
+
+
+def asynchronous(copy: ir.Copy) -> bool:
+    """Whether threads load it by cp.async, not through registers."""
+    return copy.src.tensor.vector > 1
+
+
+def lines(kernel: ir.Kernel, copy: ir.Copy) -> VectorisedRows:
+    """Which thread moves what between global and shared memory: along rows, at most 16 bytes at a time."""
+    tile, tensor = (copy.dst, copy.src.tensor) if is_load(copy) else (copy.src, copy.dst.tensor)
+    vector = min(tensor.vector, 16 // ir.DTYPES[tile.dtype])
+    return VectorisedRows(*tile.shape, kernel.threads, tile.shape[1] // vector, vector)

@@ -2,17 +2,17 @@
 
 from tileops_dsl import ir, plan
 from tileops_dsl.configs import SHORT, GemmConfig
-from tileops_dsl.schedule import Barrier
+from tileops_dsl.instruction_layouts import WarpAccumulators
+from tileops_dsl.schedule import Barrier, Retire, Sync
 from tileops_dsl.targets import Target
 
 EXAMPLES = ((4096, 4096, 4096), (8192, 8192, 8192), (4096, 16384, 4096))  # M, N, K
 
 
 def header(config: GemmConfig, kernel: ir.Kernel) -> str:
-    groups = plan.consumers(kernel).groups
     lines = [
         f"{config.name}: tile {' x '.join(map(str, config.tile))}, {config.stages} stages",
-        f"{len(groups) + 1} warp groups: group 0 loads, groups {groups[0]} to {groups[-1]} multiply, 64 rows each",
+        _threads(kernel),
         f"Cluster of {kernel.ctas} CTAs; tiles in groups of {config.group_size} clusters of rows",
         f"c is stored {config.store_columns} columns at a time",
         "",
@@ -25,9 +25,19 @@ def header(config: GemmConfig, kernel: ir.Kernel) -> str:
     return "\n".join(f"// {line}".rstrip() for line in lines) + "\n"
 
 
+def _threads(kernel: ir.Kernel) -> str:
+    groups = plan.consumers(kernel).groups
+    if kernel.barriers:
+        how = "take tiles in turn" if plan.tile_loop(kernel).alternate else "multiply"
+        rows = f"{64 * plan.blocks(kernel)} rows each"
+        return f"{len(groups) + 1} warp groups: group 0 loads, {', '.join(map(str, groups))} {how}, {rows}"
+    layout = next(layout for layout in kernel.layouts.values() if isinstance(layout, WarpAccumulators))
+    return f"{layout.down} x {layout.across} warps of {layout.rows // layout.down} x {layout.columns // layout.across}"
+
+
 def report(config: GemmConfig, kernel: ir.Kernel, target: Target) -> str:
     """The schedule, and what a problem of M x N x K costs."""
-    tiles, extents = next(s for s in kernel.body if isinstance(s, ir.Persistent)), config.tile
+    tiles, extents = plan.tile_loop(kernel), config.tile
     lines = [
         f"{config.name}",
         f"tiles: {' x '.join(map(str, extents))}; {', '.join(map(str, tiles.vars))} of {', '.join(map(str, tiles.extents))}",
@@ -60,15 +70,20 @@ def _shared_memory(kernel: ir.Kernel) -> list[str]:
 
 def _barriers(kernel: ir.Kernel) -> list[str]:
     lines = ["Barriers: arrivals and bytes that complete a phase"]
+    if not kernel.barriers:
+        lines = ["Waits for copies (groups that may be unfinished) and barriers of the CTA, each before the line"]
+        orders = [s for s in ir.walk(plan.consumers(kernel).body) if isinstance(s, Retire | Sync)]
+        return [*lines, *(f"  {s.location}: {s if isinstance(s, Retire) else 'barrier'}" for s in orders)]
     lines += [_barrier(kernel, b) for b in kernel.barriers]
     groups = plan.consumers(kernel).groups
-    return [*lines, f"  named {groups[0]} to {groups[-1]}: the 128 threads of a consumer group"]
+    lines.append(f"  named {', '.join(map(str, groups))}: the 128 threads of a consumer group each")
+    return [*lines, *["  named 3, 4: the turns of groups 1 and 2"] * plan.tile_loop(kernel).alternate]
 
 
 def _barrier(kernel: ir.Kernel, barrier: Barrier) -> str:
     count = f"{barrier.ring.stages} stages" + (f" x {barrier.copies} groups" if barrier.copies > 1 else "")
-    groups, peers = len(plan.consumers(kernel).groups), plan.peers(kernel, barrier.ring)
-    parts = f"{groups} groups x {peers} CTAs" if peers > 1 else f"{groups} groups x 4 warps"
+    groups, peers = plan.sharing(kernel), plan.peers(kernel, barrier.ring)
+    parts = f"{groups} group{'s' * (groups > 1)} x {f'{peers} CTAs' if peers > 1 else '4 warps'}"
     arrivals = f"{barrier.arrivals}" + (f" ({parts})" if barrier.kind == "empty" else "")
     return f"  {barrier.name:14s} {count:20s} arrivals {arrivals}, bytes {barrier.bytes}"
 
@@ -77,20 +92,21 @@ def _registers(kernel: ir.Kernel) -> list[str]:
     held = ", ".join(
         f"{b.name} {plan.registers(kernel, b)} x {SHORT[b.dtype]}" for b in kernel.layouts if b.scope == "fragment"
     )
-    budgets = "; ".join(f"{r.registers} for the {r.name}" for r in kernel.roles)
-    return [f"Registers of a thread: {budgets}", f"  {held}"]
+    budgets = "; ".join(f"{r.registers} for the {r.name}" for r in kernel.roles if r.registers)
+    return [f"Registers of a thread: {budgets}".rstrip(), f"  {held}"]
 
 
 def _tensor_maps(kernel: ir.Kernel) -> list[str]:
     lines = ["Tensor maps: box (columns x rows), swizzle"]
-    for tensor, (tile, (columns, rows)) in plan.tma_tensors(kernel).items():
+    for tensor, (tile, (columns, rows)) in plan.tma_tensors(kernel).items() if kernel.barriers else ():
         lines.append(f"  {tensor.name:12s} {columns} x {rows}, {tile.swizzle.row_bytes} bytes")
     return lines
 
 
 def _work(config: GemmConfig, kernel: ir.Kernel, target: Target) -> list[str]:
     bm, bn, bk = config.tile
-    loads = [s for ring in kernel.rings for s in plan.loads_of(kernel, ring) if plan.is_common(kernel, s.dst)]
+    operands = {tile for s in ir.walk(kernel.body) if isinstance(s, ir.Gemm) for tile in (s.a, s.b)}
+    loads = [s for s in ir.walk(kernel.body) if plan.is_load(s) and s.dst in operands]
     moved = sum(kernel.layouts[s.dst].bytes // (kernel.ctas if s.multicast else 1) for s in loads)
     clusters = target.multiprocessors // kernel.ctas
     flops = 2 * bm * bn * bk
@@ -101,9 +117,10 @@ def _work(config: GemmConfig, kernel: ir.Kernel, target: Target) -> list[str]:
     for m, n, k in EXAMPLES:
         rows, columns = -(-m // (bm * kernel.cluster[0])), -(-n // bn)
         tiles, steps = rows * columns, -(-k // bk)
+        waves = f", {tiles / clusters:.2f} waves" if clusters else ""
         total = tiles * kernel.ctas * steps * moved
         lines.append(
-            f"  {m} x {n} x {k}: {tiles} tiles of a cluster, {tiles / clusters:.2f} waves, {2 * m * n * k:.3g} FLOP, "
+            f"  {m} x {n} x {k}: {tiles} tiles of a cluster{waves}, {2 * m * n * k:.3g} FLOP, "
             f"{total:.3g} bytes loaded, {m * n * ir.DTYPES[config.y]:.3g} stored"
         )
     return lines

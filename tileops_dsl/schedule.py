@@ -8,10 +8,13 @@ Stmt   += Issue(op, index)                              an asynchronous copy or 
         | Retire(kind, pending)                         until at most so many are unfinished
         | Await(barrier, index) | Signal(barrier, which) the ends of an edge between roles
         | Sync | Fence                                  exchange in the group; before what TMA reads
-        | Advance(ring)                                 the next stage
-        | Unrolled(var, extent, body) | Rotating(var, extent, tile, columns, body)      loops over views of a fragment
+        | Advance(ring, steps)                          the next stage, or past those of another group's tile
+        | Turn(takes) | Alone(which, body)              of groups that alternate: waits for its turn or passes it; one of them
+        | Unrolled(var, extent, body)                   a loop over views of a fragment
         | Chunks(columns, body)                         element-wise work and its copy, so many columns at a time
         | One(body)                                     by the first thread of the group
+        | Commit | Land(op, index)                      copies of all threads: a group of asynchronous ones; from registers on
+        | Operands(op, step, index) | Multiply(op, step) a step of K: its fragments come from shared memory; its products
 """
 
 from __future__ import annotations
@@ -77,7 +80,7 @@ class Issue(ir.Stmt):
 
 @dataclass(frozen=True, eq=False)
 class Retire(ir.Stmt):
-    kind: str  # "product", "read" (stores: their shared memory has been read) or "store"
+    kind: str  # "product", "read" (stores: their shared memory has been read), "store" or "copy"
     pending: int
 
     def __str__(self) -> str:
@@ -117,9 +120,27 @@ class Fence(ir.Stmt):
 @dataclass(frozen=True, eq=False)
 class Advance(ir.Stmt):
     ring: Ring
+    steps: ir.Expr | None = None
 
     def __str__(self) -> str:
-        return f"advance {self.ring.name}"
+        return f"advance {self.ring.name}" + (f" by {self.steps}" if self.steps else "")
+
+
+@dataclass(frozen=True, eq=False)
+class Turn(ir.Stmt):
+    takes: bool
+
+    def __str__(self) -> str:
+        return "take turn" if self.takes else "pass turn"
+
+
+@dataclass(frozen=True, eq=False)
+class Alone(ir.Stmt):
+    which: str  # the "last" group, or the one whose tile would be the "next"
+    body: tuple[ir.Stmt, ...]
+
+    def __str__(self) -> str:
+        return f"{self.which} group"
 
 
 @dataclass(frozen=True, eq=False)
@@ -130,18 +151,6 @@ class Unrolled(ir.Stmt):
 
     def __str__(self) -> str:
         return f"unrolled {self.var} in {self.extent}"
-
-
-@dataclass(frozen=True, eq=False)
-class Rotating(ir.Stmt):
-    var: ir.Var
-    extent: int
-    tile: ir.Buffer
-    columns: int  # of a view
-    body: tuple[ir.Stmt, ...]
-
-    def __str__(self) -> str:
-        return f"rotating {self.var} in {self.extent}: {self.tile.name}, {self.columns} columns"
 
 
 @dataclass(frozen=True, eq=False)
@@ -159,3 +168,41 @@ class One(ir.Stmt):
 
     def __str__(self) -> str:
         return "one thread"
+
+
+@dataclass(frozen=True, eq=False)
+class Commit(ir.Stmt):
+    """The copies since the last one become a group, which Retire("copy", n) counts."""
+
+    def __str__(self) -> str:
+        return "commit copies"
+
+
+@dataclass(frozen=True, eq=False)
+class Land(ir.Stmt):
+    """What a copy that is not asynchronous loaded into registers goes to shared memory."""
+
+    op: ir.Copy
+    index: ir.Expr
+
+    def __str__(self) -> str:
+        return f"land [{self.index}] {ir.line_of(self.op)}"
+
+
+@dataclass(frozen=True, eq=False)
+class Operands(ir.Stmt):
+    op: ir.Gemm
+    step: int
+    index: ir.Expr | None  # without: zeros
+
+    def __str__(self) -> str:
+        return f"operands [{self.index}] of step {self.step}: {ir.line_of(self.op)}"
+
+
+@dataclass(frozen=True, eq=False)
+class Multiply(ir.Stmt):
+    op: ir.Gemm
+    step: int
+
+    def __str__(self) -> str:
+        return f"multiply step {self.step}: {ir.line_of(self.op)}"

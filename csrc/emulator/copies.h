@@ -52,6 +52,15 @@ class Copies : public Barriers {
     at_site(site);
     const Mutation* m = mutated(direction == Direction::add ? "tma_reduce_add" : "tma_store", site);
     if (m && m->kind == "suppress") return;
+    for (int d = 0; d < box.rank; ++d) {
+      if (box.coordinates[d] < 0)  // an illegal instruction, too
+        throw Fault{"tensor_map", site, "stores a box that begins at " + text_of(box.coordinates[d]) + " along dimension "
+                    + text_of(d) + "; begin inside the tensor (a box may overhang its end)"};
+    }
+    const TensorMap& t = tensor_map(box.map, site);
+    if (const int64_t row = t.extents[0] * t.element_bytes; row % 16 && box.coordinates[0] + t.box[0] > t.extents[0])
+      throw Fault{"tensor_map", site, "stores beyond the end of rows of " + text_of(row)
+                  + " bytes: whole 16 bytes are written; let rows have a multiple of 16 bytes"};
     start_store(pieces_of(box, offset, m && m->kind == "flip", site), direction == Direction::add, site);
   }
   void bulk_store(int64_t offset, void* origin, int64_t to, int bytes, int site) override {
@@ -289,9 +298,9 @@ class Copies : public Barriers {
       throw Fault{"tensor_map", site, "moves elements of " + text_of(box.element_bytes) + " bytes through a tensor map of "
                   + text_of(t.element_bytes)};
     cta().shared.check(offset, box_bytes(t), swizzle_period(t.swizzle), true, site);
-    if (const int before = -box.coordinates[0] * t.element_bytes; before > 0 && before % 16)
-      throw Fault{"tensor_map", site, "begins a box " + text_of(before)
-                  + " bytes before the tensor; this emulator needs a multiple of 16"};
+    // What the hardware calls an illegal instruction (see tma.h).
+    if (const int first = box.coordinates[0] * t.element_bytes; first % 16)
+      throw Fault{"tensor_map", site, "begins a box " + text_of(first) + " bytes into a row; begin at a multiple of 16"};
     const int span = other_swizzle ? (t.swizzle ? 0 : 128) : t.swizzle;
     return {pieces_of_box(t, box.coordinates, offset, span), 0, false, &t};
   }

@@ -3,6 +3,8 @@
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
+#include <algorithm>
+#include <array>
 #include <cstddef>
 #include <map>
 
@@ -47,8 +49,9 @@ void check(const Configuration& c, const std::string& name, int64_t params_bytes
     refuse("the launch passes " + text(params_bytes) + " bytes of parameters; the kernel's struct has " + text(struct_bytes));
   if (c.threads < 1 || c.threads > max_threads)
     refuse("launched with " + text(c.threads) + " threads; the kernel is compiled for 1 to " + text(max_threads));
-  if (c.grid_x < 1 || c.grid_x > 0x7fffffff || c.grid_y < 1 || c.grid_y > 65535)
-    refuse("grid (" + text(c.grid_x) + ", " + text(c.grid_y) + "); expected x from 1 to 2147483647, y from 1 to 65535");
+  if (c.grid_x < 1 || c.grid_x > 0x7fffffff || std::min(c.grid_y, c.grid_z) < 1 || std::max(c.grid_y, c.grid_z) > 65535)
+    refuse("grid (" + text(c.grid_x) + ", " + text(c.grid_y) + ", " + text(c.grid_z) +
+           "); expected x from 1 to 2147483647, y and z from 1 to 65535");
   if (c.shared_bytes < 0 || c.shared_bytes > 232448)  // 227 KiB: the most a block of sm_90 may have
     refuse(text(c.shared_bytes) + " bytes of shared memory; expected 0 to 232448");
   if (c.cluster < 1 || c.cluster > 16 || c.grid_x % c.cluster)
@@ -56,14 +59,14 @@ void check(const Configuration& c, const std::string& name, int64_t params_bytes
 }
 
 py::dict run(const std::string& library_path, const std::string& name, const std::string& params,
-             std::pair<int64_t, int64_t> grid, int threads, int shared_bytes, int cluster,
+             std::array<int64_t, 3> grid, int threads, int shared_bytes, int cluster,
              const std::vector<BufferTuple>& buffers, uint64_t seed, const std::vector<MutationTuple>& mutations) {
   void* library = open_library(library_path);
   struct alignas(64) Line { char bytes[64]; };  // tensor maps are aligned to 64 bytes
   std::vector<Line> aligned(params.size() / sizeof(Line) + 1);
   memcpy(aligned.data(), params.data(), params.size());
-  Configuration c{find<void(const void*)>(library, name), aligned.data(), static_cast<int64_t>(params.size()), grid.first,
-                  grid.second, threads, shared_bytes, cluster, 0, seed, {}};
+  Configuration c{find<void(const void*)>(library, name), aligned.data(), static_cast<int64_t>(params.size()), grid[0],
+                  grid[1], grid[2], threads, shared_bytes, cluster, 0, seed, {}};
   for (const auto& [word, site, kind, amount] : mutations) c.mutations.push_back({word, site, kind, amount});
   const int max_threads = find<int()>(library, name + "_max_threads")(), blocks = find<int()>(library, name + "_min_blocks")();
   check(c, name, params.size(), find<int()>(library, name + "_params_bytes")(), max_threads);
@@ -89,7 +92,7 @@ py::dict run(const std::string& library_path, const std::string& name, const std
   report["asynchronous"] = launch.operations;
   if (!finished)
     report["fault"] = py::make_tuple(launch.fault->kind, launch.fault->site, launch.fault->text, launch.fault->thread,
-                                     py::make_tuple(launch.block_x, launch.block_y));
+                                     py::make_tuple(launch.block_x, launch.block_y, launch.block_z));
   return report;
 }
 

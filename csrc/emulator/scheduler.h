@@ -28,7 +28,7 @@ struct Configuration {
   void (*kernel)(const void*);
   const void* params;
   int64_t params_bytes;
-  int64_t grid_x, grid_y;
+  int64_t grid_x, grid_y, grid_z;
   int threads, shared_bytes, cluster;
   int registers;  // of a thread at the start
   uint64_t seed;
@@ -54,11 +54,11 @@ class Scheduler : public Machine {
 
   GlobalMemory memory;
   int64_t barriers = 0, shuffles = 0, operations = 0;
-  std::optional<Fault> fault;  // block_x and block_y are then its block's
+  std::optional<Fault> fault;  // block_x, block_y and block_z are then its block's
 
   // False: `fault` says why.
   bool run() {
-    std::vector<int64_t> clusters(c_.grid_x / c_.cluster * c_.grid_y);
+    std::vector<int64_t> clusters(c_.grid_x / c_.cluster * c_.grid_y * c_.grid_z);
     for (size_t i = 0; i < clusters.size(); ++i) clusters[i] = i;
     for (size_t i = clusters.size(); i > 1; --i) std::swap(clusters[i - 1], clusters[random_() % i]);
     current() = this;
@@ -95,7 +95,7 @@ class Scheduler : public Machine {
   struct Cta {
     Cta(int bytes, int rank, const Actors& actors) : shared(bytes, rank, actors) {}
     SharedMemory shared;
-    int64_t block_x = 0, block_y = 0;
+    int64_t block_x = 0, block_y = 0, block_z = 0;
     int returned = 0;
     Gathered ended;                     // what its threads knew when they returned
     std::map<uint32_t, Event> reached;  // the last access to it by each thread of another CTA, and by each asynchronous copy
@@ -122,7 +122,7 @@ class Scheduler : public Machine {
   void at_site(int site) { self().site = site; }
   uint32_t launch_thread(const Thread& t) const {
     const Cta& c = ctas_[t.rank];
-    return static_cast<uint32_t>((c.block_y * c_.grid_x + c.block_x) * c_.threads + t.index);
+    return static_cast<uint32_t>(((c.block_z * c_.grid_y + c.block_y) * c_.grid_x + c.block_x) * c_.threads + t.index);
   }
 
   const Mutation* mutated(const char* word, int site) const {
@@ -232,7 +232,8 @@ class Scheduler : public Machine {
       ctas_[r].ended = Gathered();
       ctas_[r].reached.clear();
       ctas_[r].block_x = number % clusters_x * c_.cluster + r;
-      ctas_[r].block_y = number / clusters_x;
+      ctas_[r].block_y = number / clusters_x % c_.grid_y;
+      ctas_[r].block_z = number / clusters_x / c_.grid_y;
     }
     const SharedPast nothing = std::make_shared<Past>();
     for (int i = 0; i < static_cast<int>(threads_.size()); ++i) {
@@ -268,6 +269,7 @@ class Scheduler : public Machine {
     if (fault) {
       block_x = ctas_[fault->rank].block_x;
       block_y = ctas_[fault->rank].block_y;
+      block_z = ctas_[fault->rank].block_z;
     }
   }
 
@@ -299,6 +301,7 @@ class Scheduler : public Machine {
     rank = t.rank;
     block_x = cta().block_x;
     block_y = cta().block_y;
+    block_z = cta().block_z;
     wgmma_fences = t.fences;
     if (const int signal = Signals::resume(fibers()[number_]))
       stop({"crash", t.site, signal == SIGFPE ? "divides an integer by zero, after this word"

@@ -1,17 +1,21 @@
 """The commands from end to end on the CPU: a stand-in for the captured graph, no time asserted."""
 
+import contextlib
 import json
 import types
+from dataclasses import asdict
 
 import pytest
 import torch
 
-from benchmarks import bench, contestants, host, results, startup, sweep, timing
-from benchmarks.workloads import Workload
+from benchmarks import bench, contestants, host, results, startup, sweep, timing, tune_worker
+from benchmarks.workloads import GemmWorkload, Workload
 from tileops import knobs
 
 WORKLOAD = Workload("rms_norm", "a small one", (6, 64), "bfloat16", -1, "same", "here")
 ODD = Workload("softmax", "an odd one", (6, 33), "bfloat16", -1, "none", "here")
+
+PRODUCT = GemmWorkload("gemm", "a product", (4, 8, 16), "bfloat16", "here", epilogue="bias+silu")
 
 
 class PlainReplay(timing.GraphReplay):
@@ -189,3 +193,36 @@ def test_the_measured_import_runs_in_a_process_of_its_own():
     assert startup.run(startup.IMPORT)["us"] > 0
     with pytest.raises(SystemExit, match=r"(?s)the measured process failed: .*no_such_module"):
         startup.run("import no_such_module")
+
+
+def test_bench_shows_the_arithmetic_speed_of_a_product(cpu, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(bench.workloads, "load", lambda op, match: [PRODUCT])
+    assert bench.main(["gemm", "--out", str(tmp_path / "h200.jsonl"), "--rounds", "3"]) == 0
+    (row,) = results.read(tmp_path / "h200.jsonl")
+    assert (row["workload"], row["tflops"]) == ("4x8x16 bf16 nt bias+silu", round(PRODUCT.flops / 2.0 * 1e-6, 3))
+    said = capsys.readouterr().out
+    assert "TFLOP/s" in said and "% of copy" not in said
+
+
+def test_the_tuners_process_says_what_it_begins_and_times_what_is_right(cpu, monkeypatch):
+    real, events = tune_worker.worst_error, []
+    monkeypatch.setattr(tune_worker, "worst_error", lambda *a: next(spoilt, None) or real(*a))
+    monkeypatch.setattr(tune_worker.knobs, "scope", lambda **setting: contextlib.nullcontext())
+    spoilt = iter([None, None, 0.5])  # of the baseline and two variants
+    tune_worker.measure({"workload": asdict(PRODUCT), "variants": ["right", "wrong"], "rounds": 3}, events.append)
+    assert [next(iter(event.values())) for event in events[:-1]] == ["", "", "right", "right", "wrong", "wrong", None]
+    assert 0 < events[1]["error"] < 0.01 and events[3]["error"] == events[1]["error"]
+    assert events[5]["failed"].startswith("BenchmarkError: gemm 4x8x16 bf16 nt bias+silu: wrong is wrong by 5.00e-01")
+    assert events[-1] == {"times": {"right": {"us": 2.0, "baseline_us": 2.0, "ratio": 1.0}}}
+
+
+def test_the_tuners_process_times_nothing_beside_a_wrong_baseline(cpu, monkeypatch):
+    events = []
+    monkeypatch.setattr(tune_worker, "worst_error", lambda *a: 0.5)
+    tune_worker.measure({"workload": asdict(PRODUCT), "variants": ["right"], "rounds": 3}, events.append)
+    assert [event.get("end", event.get("begin")) for event in events] == ["", ""] and "eager is wrong" in events[-1]["failed"]
+
+
+def test_a_product_is_not_swept():
+    with pytest.raises(SystemExit, match=r"gemm has a tuner; run python -m benchmarks\.tune gemm --gpu GPU"):
+        sweep.main(["gemm"])

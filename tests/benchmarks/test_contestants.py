@@ -5,7 +5,7 @@ import torch
 
 from benchmarks import contestants
 from benchmarks.contestants import BenchmarkError, Refused
-from benchmarks.workloads import Workload
+from benchmarks.workloads import GemmWorkload, Workload
 from tileops.demo import error
 
 SMALL = [
@@ -18,6 +18,13 @@ SMALL = [
     Workload("rms_norm_silu", "rows", (50, 96), "bfloat16", -1, "same", "here"),
     Workload("rms_norm_silu", "float32 weight", (50, 96), "bfloat16", -1, "float32", "here"),
     Workload("rms_norm_silu", "dim 1", (1, 24, 2, 3, 5), "bfloat16", 1, "same", "here"),
+]
+
+PRODUCTS = [
+    GemmWorkload("gemm", "linear layer", (6, 40, 24), "bfloat16", "here", epilogue="bias+gelu_tanh+residual"),
+    GemmWorkload("gemm", "float32 result", (6, 40, 24), "bfloat16", "here", layout="tn", out="float32"),
+    GemmWorkload("gemm", "batch", (3, 6, 40, 24), "float16", "here", layout="tt", epilogue="silu"),
+    GemmWorkload("gemm", "nn", (1, 40, 24), "float16", "here", layout="nn", epilogue="residual"),
 ]
 
 
@@ -36,6 +43,24 @@ def test_a_contestant_passes_its_own_check(workload, name):
     sets = contestants.make_sets(workload, 3, "cpu")
     outputs = [fn(*sets[call % 3]) for call in range(5)]
     contestants.check(workload, name, contestants.worst_error(workload, sets, outputs))
+
+
+@pytest.mark.parametrize("workload", PRODUCTS, ids=lambda w: w.label)
+def test_a_product_passes_its_own_check_and_a_spoilt_one_does_not(workload):
+    sets = contestants.make_sets(workload, 2, "cpu")
+    transposed = {"n": lambda t: t.stride(-1) == 1, "t": lambda t: t.stride(-2) == 1}
+    assert all(transposed[letter](tensor) for letter, tensor in zip(workload.layout, sets[0]))
+    fn = contestants.ours(workload).fn
+    with contestants.Contestant("eager", fn, (("force", "eager"),)).scope():
+        outputs = [fn(*sets[call % 2]) for call in range(3)]
+    assert outputs[0].dtype == getattr(torch, workload.result_dtype)
+    found = contestants.worst_error(workload, sets, outputs)
+    contestants.check(workload, "eager", found)
+    if workload.result_dtype == workload.dtype:  # the CPU's mm has no out_dtype
+        contestants.check(workload, "plain", contestants.worst_error(workload, sets, [contestants._eager(workload)(*sets[0])]))
+    outputs[-1].view(-1)[-1] += 0.2 * outputs[-1].abs().max()
+    with pytest.raises(BenchmarkError, match=r"mine is wrong by"):
+        contestants.check(workload, "mine", contestants.worst_error(workload, sets, outputs), found)
 
 
 def test_a_result_of_another_set_or_a_single_wrong_element_is_refused(workload):

@@ -14,6 +14,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from tileops_dsl.operators import schemas
+
 ROOT = Path(__file__).resolve().parents[2]
 HERE = Path(__file__).resolve().parent
 CSRC = ROOT / "csrc"
@@ -24,6 +26,10 @@ NO_KERNELS = """
 namespace tileops {
 extern const RowVariant row_variants[] = {RowVariant()};
 extern const int row_variant_count = 0;
+extern const ProductVariant product_variants[] = {ProductVariant()};
+extern const int product_variant_count = 0;
+extern const ProductMeasurement product_measurements[] = {ProductMeasurement()};
+extern const int product_measurement_count = 0;
 }
 """
 FLAGS = "-std=c++17 -O1 -Wall -Wextra -Werror -fPIC -fvisibility=hidden".split()
@@ -40,7 +46,7 @@ class Binding:
 
     root, here, namespace = ROOT, HERE, NAMESPACE
     torch_root = Path(torch.__file__).parent
-    operators = tuple(json.loads((ROOT / "tileops" / "schemas.json").read_text()))
+    operators = tuple(schemas())
 
     def compile(self, source: Path, output: Path, *flags) -> Path:
         return compile_cpp(source, output, *flags)
@@ -116,7 +122,7 @@ def load(path: Path) -> ctypes.CDLL:
 @pytest.fixture(scope="session")
 def fake_path(folder, cuda, generated) -> Path:
     flags = binding_flags(cuda, generated, NAMESPACE)
-    objects = binding_objects(folder / "fake", flags, [HERE / "fake_cuda.cpp"])
+    objects = binding_objects(folder / "fake", flags, sorted(HERE.glob("fake_*.cpp")))
     return link(folder / "fake", folder / "fake" / "fake.so", objects, "-ldl", exports="fake_*;")
 
 
@@ -125,7 +131,8 @@ def fake_library(fake_path) -> ctypes.CDLL:
     library = load(fake_path)
     library.fake_set.argtypes = [ctypes.c_char_p, ctypes.c_int]
     library.fake_get.argtypes, library.fake_get.restype = [ctypes.c_char_p], ctypes.c_int64
-    library.fake_last_kernel.restype = ctypes.c_char_p
+    library.fake_last_kernel.restype = library.fake_last_launch.restype = ctypes.c_char_p
+    library.fake_encodes.restype = ctypes.c_int64
     library.fake_refuses_columns.argtypes, library.fake_refuses_columns.restype = [ctypes.c_int64], ctypes.c_char_p
     assert library.tileops_register() is None
     return library

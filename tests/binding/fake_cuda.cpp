@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "fake_cuda.h"
 #include "rms_norm_params.h"
 #include "rms_norm_silu_params.h"
 #include "row_choice.h"
@@ -16,18 +17,7 @@
 #include "torch_shim.h"
 #include "variant.h"
 
-namespace {
-
-int capability = 90;
-cudaError_t driver_error = cudaSuccess, launch_error = cudaSuccess, portable_error = cudaSuccess, sm_90a_error = cudaSuccess;
-int current_device = 0, guards = 0, relaxed = 0, loads_outside_relaxed = 0;
-int64_t launches = 0;
-std::string last;
-
-template <typename F>
-F next(F, const char* name) {
-  return reinterpret_cast<F>(dlsym(RTLD_NEXT, name));
-}
+namespace fake {
 
 double load(const void* base, int64_t i, int type) {
   if (type == 3) return static_cast<const float*>(base)[i];
@@ -55,6 +45,24 @@ void store(void* base, int64_t i, int type, float value) {
     static_cast<uint16_t*>(base)[i] = static_cast<uint16_t>((bits + 0x7fff + ((bits >> 16) & 1)) >> 16);
   }
 }
+
+}  // namespace fake
+
+namespace {
+
+int capability = 90;
+cudaError_t driver_error = cudaSuccess, launch_error = cudaSuccess, portable_error = cudaSuccess, sm_90a_error = cudaSuccess;
+int current_device = 0, guards = 0, relaxed = 0, loads_outside_relaxed = 0;
+int64_t launches = 0, copies = 0;
+std::string last;
+
+template <typename F>
+F next(F, const char* name) {
+  return reinterpret_cast<F>(dlsym(RTLD_NEXT, name));
+}
+
+using fake::load;
+using fake::store;
 
 struct Weight {
   const void* data = nullptr;
@@ -103,6 +111,17 @@ void rows(const tileops::RowVariant& v, dim3 grid, const Params& p, F compute) {
 
 }  // namespace
 
+namespace fake {
+
+bool launch_fails() { return launch_error != cudaSuccess; }
+void count_question() { loads_outside_relaxed += relaxed != 1; }
+void record_launch(const char* kernel) {
+  ++launches;
+  last = kernel;
+}
+
+}  // namespace fake
+
 namespace tileops {
 
 #define ROW(op, target, x, y, vector, kind, max_cols, per_block) \
@@ -138,6 +157,9 @@ extern const RowVariant row_variants[] = {
     ROW(rms_norm, portable, f32, f32, 4, , 0, 1),
     ROW(rms_norm, portable, f32, f32, 1, , 0, 1),
     ROW(rms_norm_silu, portable, f16, f16, 1, , 0, 1),
+    ROW(merge_attention, sm_90a, bf16, bf16, 8, , 64, 4),
+    ROW(merge_attention, sm_90a, bf16, bf16, 1, , 0, 2),
+    ROW(merge_attention, portable, bf16, bf16, 1, , 0, 1),
     {nullptr, nullptr, Target::portable, DType::none, DType::none, 0, false, false, 0, 0, 0, 0, nullptr}};
 extern const int row_variant_count = sizeof(row_variants) / sizeof(row_variants[0]) - 1;
 
@@ -161,6 +183,7 @@ void fake_set(const char* name, int value) {
 
 int64_t fake_get(const char* name) {
   const std::string key = name;
+  if (key == "copies") return copies;
   return key == "launches" ? launches : key == "guards" ? guards : key == "relaxed" ? relaxed : loads_outside_relaxed;
 }
 
@@ -186,6 +209,7 @@ cudaError_t cudaGetDeviceProperties(cudaDeviceProp* p, int) {
   strcpy(p->name, "Fake \"GPU\"");
   p->major = capability / 10;
   p->minor = capability % 10;
+  p->multiProcessorCount = 10;
   return cudaSuccess;
 }
 
@@ -196,7 +220,7 @@ cudaError_t cudaThreadExchangeStreamCaptureMode(cudaStreamCaptureMode* mode) {
 }
 
 cudaError_t cudaFuncGetAttributes(cudaFuncAttributes*, const void* kernel) {
-  loads_outside_relaxed += relaxed != 1;
+  fake::count_question();
   for (int i = 0; i < row_variant_count; ++i) {
     if (row_variants[i].kernel == kernel)
       return row_variants[i].target == tileops::Target::sm_90a ? sm_90a_error : portable_error;
@@ -210,9 +234,9 @@ cudaError_t cudaLaunchKernel(const void* kernel, dim3 grid, dim3 block, void** a
     const tileops::RowVariant& v = row_variants[n];
     if (v.kernel != kernel) continue;
     if (int(block.x) != v.threads || int(shared) != v.shared_bytes || stream != reinterpret_cast<cudaStream_t>(0x5)) abort();
-    ++launches;
-    last = v.name;
+    fake::record_launch(v.name);
     const std::string op = v.op;
+    if (op == "merge_attention") fake::merge_attention(v, grid, arguments[0]);
     if (op == "softmax") rows(v, grid, *static_cast<tileops::softmax_params*>(arguments[0]), softmaxed);
     if (op == "rms_norm") {
       const auto& p = *static_cast<tileops::rms_norm_params*>(arguments[0]);
@@ -229,7 +253,10 @@ cudaError_t cudaLaunchKernel(const void* kernel, dim3 grid, dim3 block, void** a
   return cudaErrorInvalidDeviceFunction;
 }
 
-// torch's shim, where a CPU tensor must pass for one of GPU 0.
+// torch's shim: copies are counted, and a CPU tensor must pass for one of GPU 0.
+AOTITorchError aoti_torch_copy_(AtenTensorHandle self, AtenTensorHandle src, int32_t non_blocking) {
+  return ++copies, next(&aoti_torch_copy_, "aoti_torch_copy_")(self, src, non_blocking);
+}
 AOTITorchError aoti_torch_get_current_cuda_stream(int32_t, void** stream) { return *stream = reinterpret_cast<void*>(0x5), 0; }
 AOTITorchError aoti_torch_get_device_index(AtenTensorHandle, int32_t* index) { return *index = 0, 0; }
 AOTITorchError aoti_torch_create_device_guard(int32_t, DeviceGuardHandle* guard) {

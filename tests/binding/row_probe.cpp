@@ -4,13 +4,21 @@
 
 extern "C" {
 
-int probe_collapse(int64_t ndim, const int64_t* sizes, const int64_t* x, const int64_t* y, int64_t dim, int64_t* out) {
+// extents of (batch, outer, inner, cols), then the strides of each tensor
+int probe_rows(int64_t ndim, const int64_t* sizes, int64_t dim, const int64_t* const* strides, int count, int row_dims,
+               int64_t* out) {
   tileops::RowProblem p;
-  if (!tileops::collapse_rows(ndim, sizes, x, y, dim, &p)) return 0;
-  const int64_t flat[] = {p.outer,       p.inner,       p.cols,        p.x_stride[0], p.x_stride[1],
-                          p.x_stride[2], p.y_stride[0], p.y_stride[1], p.y_stride[2]};
-  for (int i = 0; i < 9; ++i) out[i] = flat[i];
+  if (!tileops::collapse_rows(ndim, sizes, dim, strides, count, row_dims, &p)) return 0;
+  for (const int64_t extent : {p.batch, p.outer, p.inner, p.cols}) *out++ = extent;
+  for (int t = 0; t < count; ++t) {
+    for (const int64_t stride : p.stride[t]) *out++ = stride;
+  }
   return 1;
+}
+
+int probe_collapse(int64_t ndim, const int64_t* sizes, const int64_t* x, const int64_t* y, int64_t dim, int64_t* out) {
+  const int64_t* strides[] = {x, y};
+  return probe_rows(ndim, sizes, dim, strides, 2, 2, out);
 }
 
 // sizes and strides of a, b, y and residual, one after the other; ndims[3] 0: no residual.

@@ -49,6 +49,11 @@ CALLS = {
     "bad out": lambda o, x, w: refused(ValueError, o.softmax.out, x, dtype=F32, out=x),
     "gemm": lambda o, x, w: o.gemm(x, x.t()[:, :64], activation="gelu_tanh"),
     "gemm out": lambda o, x, w: o.gemm.out(x[:16].t(), x[:16], w, residual=w, activation="silu", out=gaps(16, 16)),
+    "gemm, kernel": lambda o, x, w: o.gemm(x.view(128, 64)[:64], x.view(128, 64)[64:].t(), activation="silu"),
+    "gemm, copies": lambda o, x, w: o.gemm(x.view(64, 128)[:, ::2], x.view(128, 64)[64:].t(), x.view(64, 128)[:, 0]),
+    "gemm, through another result": lambda o, x, w: o.gemm.out(
+        x.view(128, 64)[:64], x.view(128, 64)[64:].t(), out=gaps(64, 128)[:, ::2]
+    ),
     "gemm, bad input": lambda o, x, w: refused(ValueError, o.gemm, x, w, activation="an activation that there is not"),
     "gemm, bad activation": lambda o, x, w: refused(ValueError, o.gemm, x[:16], x[:16], activation="longer than short strings"),
     "gemm, eager error": lambda o, x, w: refused(RuntimeError, o.gemm, x[:, :3], x[:3], activation="relu"),

@@ -8,7 +8,8 @@ import pytest
 
 from tileops_dsl import generate
 
-sys.path.insert(0, os.path.dirname(__file__))  # for rejected
+HERE = os.path.dirname(__file__)
+sys.path[:0] = [HERE, os.path.join(os.path.dirname(HERE), "words")]  # for rejected, and for fragments
 pytest.register_assert_rewrite("rejected")
 
 

@@ -7,6 +7,7 @@ from rejected import rejected
 
 import tileops_dsl.language as T
 from tileops_dsl.errors import TileError
+from tileops_dsl.layouts import VectorisedRows
 
 inner = T.dynamic("inner")
 cols = T.dynamic("cols", "int32")
@@ -17,7 +18,7 @@ N = T.Scalar("int32")
 
 
 def rows_of_a_warp(rows=4):
-    return T.vectorised_rows((rows, 128), threads=128, threads_per_row=32, vector=4)
+    return VectorisedRows(rows, 128, threads=128, threads_per_row=32, vector=4)
 
 
 @rejected("a fragment element is assigned outside T.Parallel", "for i, j in T.Parallel(...): tile[i, j] = value")
@@ -107,16 +108,6 @@ def test_fragment_of_an_unknown_dtype():
     with T.Kernel(1, threads=128):
         tile = T.alloc_fragment((4, 128), "int8")  # here
         T.fill(tile, 0)
-
-
-@rejected(
-    "VectorisedRows(rows=4, cols=100, threads=128, threads_per_row=32, vector=4, lanes_on_rows=False, shifted=False): "
-    "cols must be a multiple of vector * threads_per_row",
-    "tile sizes that the threads divide",
-)
-def test_layout_that_does_not_divide():
-    with T.Kernel(1, threads=128):
-        T.vectorised_rows((4, 100), threads=128, threads_per_row=32, vector=4)  # here
 
 
 @rejected("eviction_policy is 'evict_last'", '"evict_first" or "evict_normal"')

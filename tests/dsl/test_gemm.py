@@ -13,24 +13,45 @@ from tileops_dsl import configs, emulate, output
 
 ROOT = Path(__file__).parents[2]
 GOLDEN = ROOT / "tests" / "golden"
-ROW = configs.load("gemm")[0]
+ROW = configs.GemmConfig("gemm", "sm_90a", "bfloat16", "bfloat16", (128, 256, 64), 4, 2, 8, 64)  # that of tests/golden/gemm.cu
 SMALL = replace(ROW, tile=(128, 128, 64), stages=2, store_columns=32, group_size=1)  # a swizzle of 64 bytes for c
 THREE = replace(ROW, tile=(192, 128, 32), stages=3, store_columns=64, group_size=2)  # three consumers, 64 bytes for a and b
 WIDE = replace(ROW, tile=(128, 128, 128), stages=3)  # two boxes of K
 HALF = replace(ROW, x="float16", y="float16", store_columns=128, stages=3)  # two boxes of c
-TILES = {"tuned": ROW, "small": SMALL, "three": THREE, "wide": WIDE, "half": HALF}
+ALONE = replace(ROW, tile=(64, 96, 64), cluster=1, store_columns=32)  # one consumer; three parts of c go round two stages
+FOUR = replace(ROW, tile=(256, 96, 64), stages=3, cluster=4, group_size=1, store_columns=32)
+TILES = {"tuned": ROW, "small": SMALL, "three": THREE, "wide": WIDE, "half": HALF, "alone": ALONE, "four": FOUR}
+LAYOUTS = {"nt": (False, True), "nn": (False, False), "tn": (True, False), "tt": (True, True)}
+for letters, (transpose_a, transpose_b) in LAYOUTS.items():
+    TILES[letters] = replace(SMALL, tile=(128, 192, 64), transpose_a=transpose_a, transpose_b=transpose_b)
+    TILES[f"{letters} to float32"] = replace(TILES[letters], x="float16", y="float32", cluster=1)
+    TILES[f"tuned {letters}"] = replace(ROW, transpose_a=transpose_a, transpose_b=transpose_b)
+TILES["alternate"] = replace(ROW, tile=(128, 128, 64), stages=5, alternate=True)
+TILES["alternate alone"] = replace(ALONE, stages=3, alternate=True)  # 64 rows of a group
+TILES["alternate tn to float32"] = replace(TILES["tn to float32"], tile=(128, 128, 64), stages=3, cluster=2, alternate=True)
+ALTERNATE = [name for name, row in TILES.items() if row.alternate]
+TILES["tall"] = replace(ROW, tile=(256, 128, 64), warps=8, stages=3, store_columns=16)  # 128 rows of a group
+TILES["tuned to float32"] = replace(ROW, y="float32", store_columns=32)
+
+
+class Kernels(dict):
+    """Name of a tile -> (what was generated, its file), once it is asked for."""
+
+    def __init__(self, folder: Path):
+        self.folder = folder
+
+    def __missing__(self, name: str) -> tuple[output.Generated, Path]:
+        kernel = output.compile_config(TILES[name])
+        path = self.folder / f"{name.replace(' ', '_')}.cu"
+        path.write_text(output.source_text([kernel]))
+        (self.folder / f"{kernel.params}.h").write_text(output.params_header(kernel.params, kernel.fields))
+        self[name] = kernel, path
+        return self[name]
 
 
 @pytest.fixture(scope="module")
 def kernels(tmp_path_factory):
-    """Name -> (what was generated, its file)."""
-    folder, found = tmp_path_factory.mktemp("gemm"), {}
-    for name, row in TILES.items():
-        kernel = output.compile_roles(row)
-        path = folder / f"{name}.cu"
-        path.write_text(output.roles_source(kernel))
-        found[name] = kernel, path
-    return found
+    return Kernels(tmp_path_factory.mktemp("gemm"))
 
 
 # ---- the text
@@ -74,14 +95,14 @@ def test_the_last_activation_needs_no_comparison(kernels):
 
 def test_parameters_are_those_of_the_text_by_hand(kernels):
     """So that one launcher serves both."""
-    golden = (GOLDEN / "gemm.cu").read_text().split("struct gemm_params {")[1].split("};")[0]
+    golden = (GOLDEN / "gemm.cu").read_text().split("struct gemm_sm_90a_params {")[1].split("};")[0]
     members = re.findall(r"^ *(?:const )?(\w+\*?) ([\w, ]+);", golden, re.M)
     expected = [(name, kind) for kind, names in members for name in names.split(", ")]
     assert [(name, ctype.removeprefix("const ")) for name, ctype, _ in kernels["tuned"][0].fields] == expected
     assert kernels["tuned"][0].config.name in (GOLDEN / "gemm.cu").read_text()
 
 
-@pytest.mark.parametrize("name", TILES)
+@pytest.mark.parametrize("name", ["tuned", "alone", "tt to float32"])
 def test_each_site_is_mapped_and_used_once(kernels, name):
     kernel, path = kernels[name]
     numbers = re.findall(r"\bsite\((\d+)\)", path.read_text())
@@ -91,7 +112,9 @@ def test_each_site_is_mapped_and_used_once(kernels, name):
 def test_each_source_comment_is_a_line_of_the_program(kernels):
     program = (ROOT / "tileops_dsl" / "kernels" / "gemm.py").read_text().splitlines()
     quoted = re.findall(r"^ *// gemm\.py:(\d+): (.*)$", kernels["tuned"][1].read_text(), re.M)
-    assert {int(number) for number, _ in quoted} >= set(range(22, 42)) | set(range(44, 48)) | set(range(49, 57)) - {34 + 8}
+    names_only = {n for n, line in enumerate(program, 1) if re.match(r" *piece = | *for code", line)}
+    kernel = next(n for n, line in enumerate(program, 1) if "T.Kernel(" in line)
+    assert {int(number) for number, _ in quoted} == set(range(kernel, len(program) - 1)) - names_only
     for number, line in quoted:
         assert program[int(number) - 1].strip() == line
 
@@ -114,10 +137,26 @@ def test_report(kernels):
     assert kernel.entry["shared_bytes"] == 231520 and kernel.entry["threads"] == 384 and kernel.entry["cluster"] == 2
 
 
+def test_report_of_groups_that_alternate(kernels):
+    kernel = kernels["alternate"][0]
+    for line in (
+        "  empty          5 stages             arrivals 2 (1 group x 2 CTAs), bytes 0",
+        "  residual_full  2 stages x 2 groups  arrivals 1, bytes 16384",
+        "  named 3, 4: the turns of groups 1 and 2",
+        "  c            64 x 128, 128 bytes",
+    ):
+        assert line in kernel.report.splitlines()
+    assert "group 0 loads, 1, 2 take tiles in turn, 128 rows each" in kernel.text
+    assert kernel.entry["threads"] == 384 and kernel.config.name == "gemm_sm_90a_bf16_bf16_128x128x64_nt_alt"
+
+
 # ---- nvcc
 
 
-@pytest.mark.parametrize("name", ["tuned", "three"])
+@pytest.mark.parametrize("name", [
+    "three", "alone", "tuned nt", "tuned nn", "tuned tn", "tuned tt", "tuned to float32", "tall", "alternate",
+    "alternate tn to float32",
+])  # fmt: skip
 def test_nvcc_makes_no_spill_and_serialises_nothing(kernels, name):
     sys.path.insert(0, str(GOLDEN))
     launch = pytest.importorskip("launch")
@@ -146,27 +185,33 @@ ACTIVATIONS = {
 
 def run(kernel: output.Generated, path: Path, shape, bias=None, activation=0, residual=False, ctas=2, seed=0, **more):
     """The largest error in units of what rounding the result allows."""
-    rng = np.random.default_rng(seed)
-    half = kernel.config.x == "float16"
-    pack, unpack = (np.float16, np.float32) if half else (emulate.to_bf16, emulate.from_bf16)
-    m, n, k = shape
-    a, b, r = (pack(rng.standard_normal(size).astype(np.float32)) for size in ((m, k), (n, k), (m, n)))
-    c, entry = np.zeros((m, n), a.dtype), kernel.entry
-    v = rng.standard_normal(n).astype(np.float32)
-    code = {None: 0, "bf16": 1, "f16": 2, "f32": 3}[bias]
-    v = {0: v, 1: emulate.to_bf16(v), 2: v.astype(np.float16), 3: v}[code]
+    rng, entry, config = np.random.default_rng(seed), kernel.entry, kernel.config
+    *batch, m, n, k = shape
+    items = batch[0] if batch else 1
+    sizes = ((items, k, m) if config.transpose_a else (items, m, k), (items, n, k) if config.transpose_b else (items, k, n))
+    a, b = (pack(rng.standard_normal(size), config.x) for size in sizes)
+    c, r = pack(np.zeros((items, m, n)), config.y), pack(rng.standard_normal((items, m, n)), config.y)
+    code, dtype = {None: (0, None), "bf16": (1, "bfloat16"), "f16": (2, "float16"), "f32": (3, "float32")}[bias]
+    v = pack(rng.standard_normal(n), dtype or "float32")
     arrays = {"a": a, "b": b, "c": c, "residual": r if residual else c}
     maps = {name: (array, entry["maps"][name]) for name, array in arrays.items()}
-    values = [emulate.TensorMap(x, at["box"], at["swizzle"], writable=x is c) for x, at in maps.values()]
-    values += [emulate.In(v) if bias else None, *map(emulate.I32, (m, n, k, code, activation, int(residual)))]
-    emulate.launch_kernel(
-        path, kernel.config.name, values, ctas, entry["threads"], entry["shared_bytes"], cluster=2, seed=seed, **more
-    )
-    exact = unpack(a).astype(np.float64) @ unpack(b).astype(np.float64).T
-    exact += (emulate.from_bf16(v) if code == 1 else v.astype(np.float64)) if bias else 0
-    exact = ACTIVATIONS[activation](exact) + (unpack(r) if residual else 0)
-    bound = np.abs(exact) * (2**-10 if half else 2**-8) + 1e-3
+    values = [emulate.TensorMap(x, (*at["box"], 1), at["swizzle"], writable=x is c) for x, at in maps.values()]
+    values += [emulate.In(v) if bias else None, *map(emulate.I32, (items, m, n, k, code, activation, int(residual)))]
+    launched = ctas, entry["threads"], entry["shared_bytes"]
+    emulate.launch_kernel(path, config.name, values, *launched, cluster=entry["cluster"], seed=seed, **more)
+    stored = (a, config.transpose_a), (b, config.transpose_b)
+    a, b = (unpack(x).swapaxes(1, 2) if transposed else unpack(x) for x, transposed in stored)
+    exact = ACTIVATIONS[activation](a @ b + (unpack(v) if bias else 0)) + (unpack(r) if residual else 0)
+    bound = np.abs(exact) * {"bfloat16": 2**-8, "float16": 2**-10, "float32": 2**-16}[config.y] + 1e-3
     return np.max(np.abs(unpack(c) - exact) / bound)
+
+
+def pack(values: np.ndarray, dtype: str) -> np.ndarray:
+    return emulate.to_bf16(values) if dtype == "bfloat16" else values.astype(dtype)
+
+
+def unpack(values: np.ndarray) -> np.ndarray:
+    return (emulate.from_bf16(values) if values.dtype == np.uint16 else values).astype(np.float64)
 
 
 @pytest.mark.parametrize("bias, activation, residual", [
@@ -177,9 +222,22 @@ def test_epilogues(kernels, bias, activation, residual):
     assert run(*kernels["tuned"], (256, 512, 128), bias, activation, residual) < 1
 
 
-@pytest.mark.parametrize("name", ["small", "three", "wide", "half"])
+@pytest.mark.parametrize("name", ["small", "three", "wide", "half", "alone", "four", "tall", *ALTERNATE])
 def test_other_tiles(kernels, name):
-    assert run(*kernels[name], (520, 264, 328), "f32", 2, True) < 1
+    assert run(*kernels[name], (520, 264, 328), "f32", 2, True, ctas=4) < 1
+
+
+@pytest.mark.parametrize("letters", LAYOUTS)
+@pytest.mark.parametrize("suffix", ["", " to float32"])
+def test_transposes(kernels, letters, suffix):
+    """Two items that end in the middle of a tile, with fewer steps of K than stages and with more."""
+    for depth in (8, 328):
+        assert run(*kernels[letters + suffix], (2, 200, 264, depth), "bf16", 2, True, ctas=4, seed=depth) < 1
+
+
+@pytest.mark.parametrize("letters", LAYOUTS)
+def test_the_tuned_tile_transposed(kernels, letters):
+    assert run(*kernels[f"tuned {letters}"], (3, 136, 264, 136), "f32", 0, True, ctas=4) < 1
 
 
 @pytest.mark.parametrize("shape", [(1, 8, 8), (264, 72, 640), (640, 136, 64)])
@@ -193,23 +251,45 @@ def test_orders(kernels, seed):
     assert run(*kernels["small"], (512, 128, 320), "bf16", 4, True, seed=seed) < 1
 
 
-def test_a_missing_wait_is_noticed(kernels):
+@pytest.mark.parametrize("tiles", [1, 2, 3, 5])
+@pytest.mark.parametrize("name", ALTERNATE)
+def test_groups_take_tiles_in_turn(kernels, name, tiles):
+    """So many a CTA, with fewer steps of K than stages and with more; several items; two CTAs or clusters."""
+    rows, columns, _ = TILES[name].tile
+    for depth in (72, 520):
+        shape = tiles, rows * TILES[name].cluster * 2 - 8, columns - 8, depth
+        assert run(*kernels[name], shape, "bf16", 4, True, ctas=2 * TILES[name].cluster, seed=depth) < 1
+
+
+@pytest.mark.parametrize("name", ["alternate", "alternate alone"])
+def test_a_missing_turn_is_noticed(kernels, name):
+    kernel, path = kernels[name]
+    turns = re.findall(r"named_barrier_(?:sync|arrive)\([^;]*, 256, site\((\d+)\)\)", path.read_text())
+    assert len(turns) == 4  # given to the first, taken, given, taken at the end
+    shape = (TILES[name].tile[0] * TILES[name].cluster * 3, TILES[name].tile[1], 448)
+    for number in turns:
+        with pytest.raises(emulate.EmulatorError):
+            for seed in range(5):
+                run(kernel, path, shape, ctas=TILES[name].cluster, seed=seed, suppress=(int(number),))
+
+
+@pytest.mark.parametrize("name", ["small", "tn to float32", "alternate"])
+def test_a_missing_wait_is_noticed(kernels, name):
     """The emulator watches: the text itself is checked, not only the plan behind it."""
-    kernel, path = kernels["small"]
-    waits = re.findall(r"\bwait\([^;]*site\((\d+)\)\)", path.read_text())
-    assert len(waits) == 3
+    kernel, path = kernels[name]
+    waits = re.findall(r"\b(?:wait|fence_async_shared)\((?:[^;]*, )?site\((\d+)\)\)", path.read_text())
+    assert len(waits) == 4
     for number in waits:
         with pytest.raises(emulate.EmulatorError):
             for seed in range(5):
-                run(kernel, path, (512, 128, 640), "f32", 0, True, seed=seed, suppress=(int(number),))
+                run(kernel, path, (1024, 128, 640), "f32", 0, True, seed=seed, suppress=(int(number),))
 
 
 def test_generate_writes_text_and_report(tmp_path):
-    command = [sys.executable, "-m", "tileops_dsl.generate", f"--out={tmp_path}", "--only=gemm", f"--dump={tmp_path / 'ir'}"]
-    subprocess.run(command, check=True, cwd=ROOT)
-    assert (
-        (tmp_path / "gemm_sm_90a_bf16.cu").read_text().startswith("// Generated by: python -m tileops_dsl.generate --only gemm")
-    )
-    assert (tmp_path / "gemm_sm_90a_bf16.txt").read_text().startswith(ROW.name)
+    options = [f"--out={tmp_path}", "--only=gemm", "--target=sm_90a", "--build=smoke", f"--dump={tmp_path / 'ir'}"]
+    subprocess.run([sys.executable, "-m", "tileops_dsl.generate", *options], check=True, cwd=ROOT)
+    notice, name = "// Generated by: python -m tileops_dsl.generate --only gemm", configs.load("gemm")[0].name
+    assert (tmp_path / f"{name}.cu").read_text().startswith(notice)
+    assert (tmp_path / f"{name}.txt").read_text().startswith(name)
     steps = [path.name.split(".")[1] for path in (tmp_path / "ir").iterdir()]
     assert set(steps) == {"record", "roles", "pipeline", "infer_layouts", "plan_shared_memory", "barriers", "budgets"}

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from tileops_dsl import configs, generate
+from tileops_dsl.kernels import PROGRAMS
 
 ROOT = Path(__file__).parents[2]
 OPS = ("softmax", "rms_norm", "rms_norm_silu")
@@ -42,14 +43,20 @@ def test_unknown_values_are_refused(option, capsys):
 
 def test_smoke_has_one_kernel_that_serves_anything(smoke):
     kernels = list(smoke.manifest["kernels"].values())
-    assert sorted((k["op"], k["target"]) for k in kernels) == sorted((op, t) for op in OPS for t in ("sm_90a", "portable"))
+    every = {(row.op, row.target) for op in PROGRAMS for row in configs.load(op)}
+    assert sorted((k["op"], k["target"]) for k in kernels) == sorted(every)
+    assert {k["op"] for k in kernels} >= {*OPS, "gemm"}
     for kernel in kernels:
+        if kernel["op"] == "gemm":
+            assert (kernel["x"], kernel["y"], kernel["vector"]) == ("bfloat16", "bfloat16", 8)
+            assert kernel["transpose_b"] and not kernel["transpose_a"]
+            continue
         assert (kernel["x"], kernel["y"], kernel["vector"], kernel["max_cols"]) == ("bfloat16", "bfloat16", 1, 0)
         assert not kernel["lanes_on_rows"] and not kernel["shifted"]
 
 
 def test_all_has_every_row(everything):
-    rows = [row.name for op in OPS for row in configs.load(op)]
+    rows = [row.name for op in PROGRAMS for row in configs.load(op)]
     assert len(rows) == len(set(rows)) > 100
     assert list(everything.manifest["kernels"]) == rows
 
@@ -80,13 +87,14 @@ def test_dump_skips_a_pass_that_changes_nothing(tmp_path):
 def test_files_that_do_not_change_keep_their_time_and_others_go(tmp_path):
     """Those that an earlier run wrote, that is; what somebody else put there stays."""
     generate.main([f"--out={tmp_path}", "--build=smoke"])
+    assert {"gemm_sm_90a_params.h"} < {path.name for path in tmp_path.iterdir()}
     for path in tmp_path.iterdir():
         os.utime(path, (1, 1))
     (tmp_path / "softmax_sm_90a_bf16.cu").write_text("old")
     for name in ("mine.cpp", "notes.txt"):
         (tmp_path / name).write_text("old")
     generate.main([f"--out={tmp_path}", "--build=smoke", "--target=sm_90a", "--only=softmax"])
-    sources = {name for name in names(tmp_path) if name.endswith((".cu", "_params.h"))}
+    sources = {name for name in names(tmp_path) if name.endswith((".cu", "_params.h", "nt.txt"))}
     assert sources == {"softmax_sm_90a_bf16.cu", "softmax_params.h"}
     assert (tmp_path / "mine.cpp").read_text() == "old"
     newer = {path.name for path in tmp_path.iterdir() if path.stat().st_mtime > 1}
@@ -105,8 +113,7 @@ def repository(tmp_path_factory):
     ignored = shutil.ignore_patterns("__pycache__")
     shutil.copytree(ROOT / "tileops_dsl", root / "tileops_dsl", ignore=ignored)
     shutil.copytree(ROOT / "configs", root / "configs")
-    (root / "tileops").mkdir()
-    shutil.copy(ROOT / "tileops" / "schemas.json", root / "tileops")
+    shutil.copytree(ROOT / "tileops" / "ops", root / "tileops" / "ops", ignore=ignored)
     identity = ["-c", "user.name=nobody", "-c", "user.email=nobody@localhost"]
     for command in (["init", "-q"], ["add", "."], [*identity, "commit", "-q", "-m", "first"]):
         subprocess.run(["git", *command], check=True, cwd=root)

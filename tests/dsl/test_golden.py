@@ -31,7 +31,7 @@ CONFIGS = {
 
 
 def text(row: RowConfig) -> str:
-    return output.source_text([output.compile_row(row)])
+    return output.source_text([output.compile_config(row)])
 
 
 def compare(name: str, found: str, update: bool) -> None:

@@ -6,22 +6,11 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
+from fragments import Matrices, MmaA, MmaAccumulator, MmaB, WgmmaA
 
 from build_backend import toolkit
 from build_backend.errors import BuildError
-from tileops_dsl.instruction_layouts import (
-    Matrices,
-    MmaA,
-    MmaAccumulator,
-    MmaB,
-    Operand,
-    SharedTile,
-    Swizzle,
-    WgmmaA,
-    WgmmaAccumulator,
-    descriptor_high,
-    descriptor_low,
-)
+from tileops_dsl.instruction_layouts import Operand, SharedTile, Swizzle, WgmmaAccumulator
 from tileops_dsl.targets import wgmma_shapes
 
 INCLUDE = Path(__file__).resolve().parents[2] / "csrc" / "include"
@@ -133,7 +122,7 @@ def test_matrices():
 
 
 FRAGMENTS = [MmaA(), MmaB(), MmaAccumulator(), WgmmaA(1), WgmmaA(2)]
-FRAGMENTS += [WgmmaAccumulator(n) for n in range(8, 257, 8)]
+FRAGMENTS += [*(WgmmaAccumulator(n) for n in range(8, 257, 8)), WgmmaAccumulator(96, 128)]
 FRAGMENTS += [Matrices(count, transposed) for count in (1, 2, 4) for transposed in (False, True)]
 
 
@@ -283,7 +272,15 @@ def test_an_operand_leads_to_the_elements_of_its_tile(mn_major, swizzle):
         assert tile.offset(row, column) == swizzle.permute(operand.advance(step) + logical + within * 2)
 
 
-# Address, leading, stride, swizzle; bits 0..31 and 32..63 of the descriptor.
+@pytest.mark.parametrize("swizzle", Swizzle)
+def test_the_rows_of_the_next_group(swizzle):
+    """64 of M further: rows of a K-major tile, columns of an MN-major one."""
+    tall, wide = SharedTile(128, 64, 2, swizzle), SharedTile(64, 128, 2, swizzle)
+    assert (Operand(tall).group_bytes, Operand(wide, mn_major=True).group_bytes) == (tall.offset(64, 0), wide.offset(0, 64))
+    assert Operand(tall).steps == Operand(wide, mn_major=True).steps == 4
+
+
+# Address, leading, stride, swizzle; bits 0..31 and 32..63 of the descriptor, as "Matrix descriptor" of the PTX ISA has them.
 DESCRIPTORS = [
     (0x00400, 16, 1024, Swizzle.B128, 0x00010040, 0x40000040),
     (0x12C20, 16, 512, Swizzle.B64, 0x000112C2, 0x80000020),
@@ -294,15 +291,7 @@ DESCRIPTORS = [
 ]
 
 
-def test_descriptors():
-    for address, leading, stride, swizzle, low, high in DESCRIPTORS:
-        assert (descriptor_low(address, leading), descriptor_high(stride, swizzle)) == (low, high)
-    b = Operand(SharedTile(64, 256, 2, Swizzle.B128), mn_major=True)
-    assert b.descriptor(0x8000, step=1) == 0x40000040_02000880
-    assert [s.tensor_map_code for s in Swizzle] == [0, 1, 2, 3] and [s.descriptor_code for s in Swizzle] == [0, 3, 2, 1]
-
-
-def test_the_device_makes_the_same_descriptors(tmp_path):
+def test_the_device_makes_these_descriptors(tmp_path):
     try:
         nvcc = toolkit.find().nvcc
     except BuildError as error:
@@ -324,8 +313,9 @@ def test_the_wgmma_instructions_are_those_of_the_generator():
 
 
 @pytest.mark.parametrize("make, problem", [
-    (lambda: WgmmaAccumulator(12), "columns must be a multiple of 8 in 8..256"),
-    (lambda: WgmmaAccumulator(264), "columns must be a multiple of 8 in 8..256"),
+    (lambda: WgmmaAccumulator(12), "columns must be a multiple of 8 in 8..256, rows of 64"),
+    (lambda: WgmmaAccumulator(264), "columns must be a multiple of 8 in 8..256, rows of 64"),
+    (lambda: WgmmaAccumulator(64, 96), "columns must be a multiple of 8 in 8..256, rows of 64"),
     (lambda: WgmmaA(4), "elements have 1 or 2 bytes"),
     (lambda: Matrices(3), "the instructions move 1, 2 or 4 matrices"),
     (lambda: SharedTile(12, 64, 2, Swizzle.B128), "rows must be a multiple of 8 and columns of 64"),

@@ -8,6 +8,7 @@ from tileops_dsl import configs, output
 from tileops_dsl.codegen import emit_kernel
 from tileops_dsl.configs import RowConfig
 from tileops_dsl.errors import TileError
+from tileops_dsl.layouts import VectorisedRows
 
 inner = T.dynamic("inner")
 cols = T.dynamic("cols", "int32")
@@ -16,7 +17,7 @@ NARROW = T.Tensor((inner, cols), "float32", vector=2)
 
 
 def tiles(vector=4, rows=4):
-    return T.vectorised_rows((rows, 128), threads=128, threads_per_row=32, vector=vector)
+    return VectorisedRows(rows, 128, threads=128, threads_per_row=32, vector=vector)
 
 
 # ---- elements
@@ -76,7 +77,7 @@ def test_mixed_extents():
 def test_number_of_a_shifted_column():
     with T.Kernel(1, threads=128):
         tile = T.alloc_fragment((4, 128), "float32")
-        layout = T.vectorised_rows((4, 128), threads=128, threads_per_row=32, vector=4, shifted=True)
+        layout = VectorisedRows(4, 128, threads=128, threads_per_row=32, vector=4, shifted=True)
         T.annotate_layout({tile: layout})
         for i, j in T.Parallel(4, 128):
             tile[i, j] = T.cast(j, "float32")  # here
@@ -132,16 +133,6 @@ def test_layout_of_another_number_of_threads():
         T.annotate_layout({tile: tiles()})
 
 
-@rejected("total is one per row; a copy moves rows or columns", "a tile")
-def test_copy_of_a_value_per_row(y: T.Tensor((cols,), "float32")):
-    with T.Kernel(1, threads=128):
-        tile = T.alloc_fragment((4, 128), "float32")
-        total = T.alloc_fragment((4,), "float32")
-        T.annotate_layout({tile: tiles()})
-        T.reduce_sum(tile, total)
-        T.copy(total, y[0])  # here
-
-
 @rejected(
     "tile is accessed 4 elements at a time, x promises 2",
     "T.Tensor(..., vector=4), or a layout of that vector",
@@ -157,7 +148,7 @@ def too_many():
     def program():
         with T.Kernel(1, threads=32):
             tile = T.alloc_fragment((8, 1024), "float32")
-            layout = T.vectorised_rows((8, 1024), threads=32, threads_per_row=32, vector=4)
+            layout = VectorisedRows(8, 1024, threads=32, threads_per_row=32, vector=4)
             T.annotate_layout({tile: layout})
 
     return error_of(program)
@@ -196,12 +187,12 @@ def test_a_grid_that_the_host_would_not_launch(monkeypatch):
     monkeypatch.setitem(output.PROGRAMS, "softmax", lambda config: T.prim_func(program))
     config = next(row for row in configs.load("softmax") if row.target == "sm_90a")
     with pytest.raises(TileError) as caught:
-        output.compile_row(config)
+        output.compile_config(config)
     line = program.__code__.co_firstlineno + 1
     assert str(caught.value) == (
         f"test_layout_errors.py:{line}: the grid of a row-wise program is fixed\n"
         "    with T.Kernel(T.ceildiv(inner, 8), 2, threads=128):\n"
-        "    Instead: T.Kernel(T.ceildiv(inner, rows), outer, ...)"
+        "    Instead: T.Kernel(T.ceildiv(inner, rows), outer, ...), or (.., outer, batch, ...)"
     )
 
 

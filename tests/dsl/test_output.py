@@ -1,18 +1,28 @@
 """The generated files agree with each other and with C++."""
 
-import json
 import re
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from tileops_dsl import emulate
+from tileops_dsl import configs, emulate, operators, output
+from tileops_dsl.errors import TileError
 
 ROOT = Path(__file__).parents[2]
 PROGRAMS = ROOT / "tileops_dsl" / "kernels"
 SHORT = {"bfloat16": "bf16", "float16": "f16", "float32": "f32"}
 OPS = ("softmax", "rms_norm", "rms_norm_silu")
+
+
+def rows(manifest: dict) -> dict[str, dict]:
+    """Without the products, whose text has tests of its own (test_gemm.py)."""
+    return {name: entry for name, entry in manifest["kernels"].items() if "rows_per_block" in entry}
+
+
+def products(manifest: dict) -> dict[str, dict]:
+    return {name: entry for name, entry in manifest["kernels"].items() if "tile" in entry}
 
 
 @pytest.fixture(scope="module")
@@ -30,18 +40,25 @@ def kernel_texts(everything):
 def test_each_kernel_is_in_the_file_that_the_manifest_names(everything, kernel_texts):
     kernels = everything.manifest["kernels"]
     assert set(kernel_texts) == set(kernels)
-    files = {s["file"] for s in (*everything.manifest["sources"], *everything.manifest["with_roles"].values())}
+    files = {source["file"] for source in everything.manifest["sources"]}
     assert files == {name for name in everything.files if name.endswith(".cu")}
     for name, (source, _) in kernel_texts.items():
         entry = kernels[name]
         assert name in source["kernels"] and len(set(source["kernels"])) == len(source["kernels"])
         assert (entry["op"], entry["target"]) == (source["op"], source["target"])
-        assert source["file"] == f"{entry['op']}_{entry['target']}_{SHORT[entry['x']]}.cu"
-        assert name.startswith(f"{entry['op']}_{entry['target']}_{SHORT[entry['x']]}_{SHORT[entry['y']]}_v{entry['vector']}_")
+        begin = f"{entry['op']}_{entry['target']}_{SHORT[entry['x']]}"
+        if name in products(everything.manifest):
+            layout = f"{'nt'[entry['transpose_a']]}{'nt'[entry['transpose_b']]}"
+            assert source["file"] == f"{name}.cu" and source["kernels"] == [name]
+            assert name.startswith(f"{begin}_{SHORT[entry['y']]}_{'x'.join(map(str, entry['tile']))}_{layout}")
+            assert everything.files[f"{name}.txt"].startswith(f"{name}\n")
+        else:
+            assert source["file"] == f"{begin}.cu"
+            assert name.startswith(f"{begin}_{SHORT[entry['y']]}_v{entry['vector']}_")
 
 
 def test_manifest_and_text(everything, kernel_texts):
-    for name, entry in everything.manifest["kernels"].items():
+    for name, entry in rows(everything.manifest).items():
         text = kernel_texts[name][1]
         assert text.startswith(f"{entry['op']}_params, {entry['threads']}, ")
         offsets = [int(n) for n in re.findall(r"shared<float>\((\d+)\)", text)]
@@ -51,13 +68,13 @@ def test_manifest_and_text(everything, kernel_texts):
 
 
 def test_each_site_is_mapped_and_used_once(everything, kernel_texts):
-    for name, entry in everything.manifest["kernels"].items():
+    for name, entry in rows(everything.manifest).items():
         numbers = re.findall(r"\bsite\((\d+)\)", kernel_texts[name][1])
         assert numbers == list(entry["sites"]) == [str(n + 1) for n in range(len(numbers))]
 
 
 def test_sites_are_lines_of_the_block_that_they_stand_in(everything, kernel_texts):
-    for name, entry in everything.manifest["kernels"].items():
+    for name, entry in rows(everything.manifest).items():
         line = None
         for text in kernel_texts[name][1].splitlines():
             if comment := re.match(r" *// (\w+\.py:\d+): ", text):
@@ -75,25 +92,76 @@ def test_each_source_comment_is_a_line_of_the_program(everything, kernel_texts):
         seen |= set(comments)
     for file, line, comment in seen:
         assert programs[file][int(line) - 1].strip() == comment
-    assert {file for file, _, _ in seen} == {"softmax.py", "rms_norm.py"}
+    assert {"softmax.py", "rms_norm.py", "merge_attention.py"} <= {file for file, _, _ in seen}
 
 
 # ---- registry.cpp
 
+ROW = r'^    \{"(\w+)", "(\w+)", (.*), reinterpret_cast<const void\*>\((\w+)\)\},$'
+
 
 def test_registry_rows(everything):
     """One row a kernel, in the manifest's order, with its numbers."""
-    row = r'^    \{"(\w+)", "(\w+)", (.*), reinterpret_cast<const void\*>\((\w+)\)\},$'
-    rows = re.findall(row, everything.files["registry.cpp"], re.M)
-    assert [name for _, name, _, _ in rows] == list(everything.manifest["kernels"])
-    for op, name, numbers, symbol in rows:
+    table = everything.files["registry.cpp"].partition("const ProductVariant")[0]
+    found = re.findall(ROW, table, re.M)
+    assert [name for _, name, _, _ in found] == list(rows(everything.manifest))
+    for op, name, numbers, symbol in found:
         entry = everything.manifest["kernels"][name]
         dtypes = [f"DType::{SHORT[entry[end]]}" for end in "xy"]
         flags = ["true" if entry[flag] else "false" for flag in ("lanes_on_rows", "shifted")]
         sizes = [str(entry[key]) for key in ("max_cols", "rows_per_block", "threads", "shared_bytes")]
         expected = [f"Target::{entry['target']}", *dtypes, str(entry["vector"]), *flags, *sizes]
         assert (op, symbol, numbers.split(", ")) == (entry["op"], name, expected)
-    assert f"const int row_variant_count = {len(rows)};" in everything.files["registry.cpp"]
+    assert f"const int row_variant_count = {len(found)};" in table
+
+
+def test_registry_of_products(everything):
+    table = everything.files["registry.cpp"].partition("const ProductVariant")[2].partition("const ProductMeasurement")[0]
+    found = re.findall(ROW, table, re.M)
+    assert [name for _, name, _, _ in found] == list(products(everything.manifest)) and found
+    for op, name, numbers, symbol in found:
+        entry = everything.manifest["kernels"][name]
+        dtypes = [f"DType::{SHORT[entry[end]]}" for end in "xy"]
+        flags = ["true" if entry[flag] else "false" for flag in ("transpose_a", "transpose_b")]
+        sizes = [entry["vector"], *entry["tile"], entry["cluster"], entry["threads"], entry["shared_bytes"]]
+        maps = [entry["maps"][tensor] for tensor in ("a", "b", "c", "residual") if entry.get("maps")]
+        boxes = ", ".join(f"{{{', '.join(map(str, (*m['box'], m['swizzle'])))}}}" for m in maps)
+        expected = ", ".join([f"Target::{entry['target']}", *dtypes, *flags, *map(str, sizes), f"{{{boxes}}}"])
+        assert (op, symbol, numbers) == (entry["op"], name, expected)
+    assert f"const int product_variant_count = {len(found)};" in table
+
+
+def test_measurements_are_rows_of_the_registry():
+    row = next(row for row in configs.load("gemm") if row.target == "sm_90a")
+    problems = (
+        configs.Measured("NVIDIA H200", 512, 256, 64, 1.5, 2.0, batch=3),
+        configs.Measured("NVIDIA H200", 64, 256, 64, 1.0, 2.0, epilogue="bias+gelu"),
+    )
+    other = replace(row, tile=(64, 64, 64), cluster=1, measured=problems)
+    text = output.files_of([output.compile_config(row), output.compile_config(other)], ["sm_90a"])["registry.cpp"]
+    table = re.findall(r"^    (\{.*\}),$", text.partition("const ProductMeasurement")[2], re.M)
+    assert table == [
+        '{1, "NVIDIA H200", 1536, 256, 64, false, 1.5, 2.0}',
+        '{1, "NVIDIA H200", 64, 256, 64, true, 1.0, 2.0}',
+        "{}",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("epilogue", "fused"), [("none", False), ("bias", False), ("gelu", True), ("bias+gelu_tanh", True), ("bias+residual", True)]
+)
+def test_what_is_more_than_cublas_does(epilogue, fused):
+    assert configs.Measured("GPU", 1, 1, 1, 1.0, 1.0, epilogue=epilogue).fused == fused
+
+
+def test_two_rows_of_one_name_are_refused():
+    kernel = output.compile_config(next(row for row in configs.load("softmax") if row.target == "portable"))
+    with pytest.raises(TileError, match=rf"configs/softmax.json has two rows for the kernel {kernel.config.name}"):
+        output.files_of([kernel, kernel], ["portable"])
+
+
+def params_of(entry: dict) -> str:
+    return f"{entry['op']}_{entry['target']}_params" if "tile" in entry else f"{entry['op']}_params"
 
 
 def run_cpp(tmp_path, text: str, *flags: str) -> str:
@@ -106,8 +174,8 @@ def run_cpp(tmp_path, text: str, *flags: str) -> str:
 def test_registry_compiles(smoke, tmp_path):
     """With kernels of the declared type; and its rows have the manifest's numbers in C++ as well."""
     kernels = smoke.manifest["kernels"]
-    stubs = "\n".join(f'extern "C" void {name}(tileops::{entry["op"]}_params) {{}}' for name, entry in kernels.items())
-    headers = "\n".join(f'#include "{op}_params.h"' for op in OPS)
+    stubs = "\n".join(f'extern "C" void {name}(tileops::{params_of(entry)}) {{}}' for name, entry in kernels.items())
+    headers = "\n".join(f'#include "{path.name}"' for path in smoke.path.glob("*_params.h"))
     text = f"""#include <stdio.h>
         {headers}
         #include "{smoke.path}/registry.cpp"
@@ -117,10 +185,18 @@ def test_registry_compiles(smoke, tmp_path):
             const tileops::RowVariant& v = tileops::row_variants[i];
             printf("%s %s %d %d %d\\n", v.op, v.name, v.vector, v.rows_per_block, v.threads);
           }}
+          for (int i = 0; i < tileops::product_variant_count; ++i) {{
+            const tileops::ProductVariant& v = tileops::product_variants[i];
+            printf("%s %s %d %d %d\\n", v.op, v.name, v.bn, v.maps[0].columns, v.shared_bytes);
+          }}
         }}"""
-    printed = run_cpp(tmp_path, text, f"-I{smoke.path}", f"-I{ROOT / 'csrc'}").splitlines()
-    keys = ("vector", "rows_per_block", "threads")
-    assert printed == [f"{k['op']} {name} {' '.join(str(k[key]) for key in keys)}" for name, k in kernels.items()]
+    folders = (smoke.path, ROOT / "csrc", ROOT / "csrc" / "include")
+    printed = run_cpp(tmp_path, text, *(f"-I{folder}" for folder in folders)).splitlines()
+    numbers = [(name, (k["vector"], k["rows_per_block"], k["threads"])) for name, k in rows(smoke.manifest).items()]
+    for name, k in products(smoke.manifest).items():
+        columns = k["maps"]["a"]["box"][0] if k.get("maps") else 0
+        numbers.append((name, (k["tile"][1], columns, k["shared_bytes"])))
+    assert printed == [f"{kernels[name]['op']} {name} {' '.join(map(str, values))}" for name, values in numbers]
 
 
 # ---- headers
@@ -165,11 +241,14 @@ SCHEMAS = [
 
 
 def test_schemas(smoke, everything, tmp_path):
-    """Each schema as C++ reads it."""
+    """Each schema as C++ reads it; and the functions that serve them, which are the files of csrc."""
     text = '#include <stdio.h>\n#include "schemas.h"\nint main() { for (const char* s : tileops::schemas) puts(s); }'
-    printed = run_cpp(tmp_path, text, f"-I{smoke.path}", "-Wno-unused-variable").splitlines()
-    signatures = json.loads((ROOT / "tileops" / "schemas.json").read_text())
-    assert printed[:4] == SCHEMAS and len(printed) == 4 * len(signatures)
+    # the functions are not needed: without optimisation the table of them would be kept
+    flags = ("-O1", "-Wno-unused-variable", f"-I{ROOT / 'csrc'}")
+    printed = run_cpp(tmp_path, text, f"-I{smoke.path}", *flags).splitlines()
+    signatures = operators.schemas()
+    first = printed.index(SCHEMAS[0])
+    assert printed[first : first + 4] == SCHEMAS and len(printed) == 4 * len(signatures)
     for op, signature in signatures.items():
         assert f"{op}{signature}" in printed and f"_eager_{op}{signature}" in printed
     assert 'build_targets = "sm_90a,portable";' in everything.files["schemas.h"]

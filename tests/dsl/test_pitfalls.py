@@ -5,6 +5,7 @@ import sys
 from rejected import error_of, neighbour, programs_of, rejected, untested
 
 import tileops_dsl.language as T
+from tileops_dsl.layouts import VectorisedRows
 
 inner = T.dynamic("inner")
 cols = T.dynamic("cols", "int32")
@@ -18,7 +19,7 @@ SIZE = "known only at run time; range() and sizes need a Python integer"
 
 
 def tiles():
-    return T.vectorised_rows((4, 128), threads=128, threads_per_row=32, vector=4)
+    return VectorisedRows(4, 128, threads=128, threads_per_row=32, vector=4)
 
 
 # ---- Python's control flow

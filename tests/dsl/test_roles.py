@@ -3,25 +3,27 @@
 import functools
 import importlib
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 import tileops_dsl.language as T
 from tileops_dsl import configs, emulate, ir, plan
-from tileops_dsl.codegen import emit_roles
+from tileops_dsl.codegen import emit_roles, param_fields, params_header
 from tileops_dsl.codegen.arithmetic import arithmetic, ceil_divided
 from tileops_dsl.errors import TileError
-from tileops_dsl.kernels import gemm
+from tileops_dsl.kernels.gemm import gemm
 from tileops_dsl.layouts import Linear
 from tileops_dsl.passes import run_passes
 from tileops_dsl.passes.meaning import ways
 from tileops_dsl.passes.simulate import Fault, simulate
-from tileops_dsl.schedule import Advance, Await, Fence, Retire, Signal, Sync, Unrolled
+from tileops_dsl.schedule import Advance, Await, Fence, Retire, Signal, Sync, Turn, Unrolled
 from tileops_dsl.targets import TARGETS
 
 verify = importlib.import_module("tileops_dsl.passes.verify")  # the package has a function of that name
 TARGET = TARGETS["sm_90a"]
+ROW = configs.GemmConfig("gemm", "sm_90a", "bfloat16", "bfloat16", (128, 256, 64), 4, 2, 8, 64)  # that of tests/golden/gemm.cu
 m, n, k = T.dynamic("m, n, k", "int32")
 
 
@@ -47,7 +49,7 @@ def plain(
 
 
 LINE = plain.location.line
-TILES = "add(floordiv(sub(m, 1), 128), 1), add(floordiv(sub(n, 1), 128), 1)"
+TILES = "add(floordiv(sub(m, 1), 128), 1),add(floordiv(sub(n, 1), 128), 1)"
 FINISHED = f"""\
 kernel plain threads 256 min blocks 1 grid wave
   tensor a: float16[m, k] vector 8
@@ -69,18 +71,18 @@ kernel plain threads 256 min blocks 1 grid wave
   barrier 131072: full x 3, arrivals 1, bytes 32768
   barrier 131096: empty x 3, arrivals 8, bytes 0
   role producer: groups 0, warp 0, 24 registers
-    persistent row, column in {TILES} group 1  // test_roles.py:{LINE + 6}
-      pipelined i in add(floordiv(sub(k, 1), 64), 1) stages 3 pending 0  // test_roles.py:{LINE + 7}
+    persistent vars=row,column extents={TILES} group_size=1  // test_roles.py:{LINE + 6}
+      pipelined var=i extent=add(floordiv(sub(k, 1), 64), 1) num_stages=3 pending=0  // test_roles.py:{LINE + 7}
         await empty[i]  // test_roles.py:{LINE + 8}
         signal full of this stage  // test_roles.py:{LINE + 8}
-        issue [i] copy a[mul(row, 128), mul(i, 64)] -> a_tile  // test_roles.py:{LINE + 8}
-        issue [i] copy b[mul(i, 64), mul(column, 128)] -> b_tile  // test_roles.py:{LINE + 9}
+        issue [i] copy src=a[mul(row, 128), mul(i, 64)] dst=a_tile  // test_roles.py:{LINE + 8}
+        issue [i] copy src=b[mul(i, 64), mul(column, 128)] dst=b_tile  // test_roles.py:{LINE + 9}
         advance ring 0  // test_roles.py:{LINE + 7}
   role consumer: groups 1, 2, 240 registers
-    persistent row, column in {TILES} group 1  // test_roles.py:{LINE + 6}
-      pipelined i in add(floordiv(sub(k, 1), 64), 1) stages 3 pending 0  // test_roles.py:{LINE + 7}
+    persistent vars=row,column extents={TILES} group_size=1  // test_roles.py:{LINE + 6}
+      pipelined var=i extent=add(floordiv(sub(k, 1), 64), 1) num_stages=3 pending=0  // test_roles.py:{LINE + 7}
         await full[i]  // test_roles.py:{LINE + 10}
-        issue [i] gemm acc += a_tile b_tile full_row clear eq(i, 0)  // test_roles.py:{LINE + 10}
+        issue [i] gemm a=a_tile b=b_tile c=acc policy=full_row clear=eq(i, 0)  // test_roles.py:{LINE + 10}
         retire product pending 0  // test_roles.py:{LINE + 10}
         signal empty of this stage  // test_roles.py:{LINE + 10}
         advance ring 0  // test_roles.py:{LINE + 10}
@@ -88,13 +90,13 @@ kernel plain threads 256 min blocks 1 grid wave
         retire read pending 0  // test_roles.py:{LINE + 11}
       sync group  // test_roles.py:{LINE + 11}
       chunks of 16 columns  // test_roles.py:{LINE + 11}
-        parallel r, j in 128, 128  // test_roles.py:{LINE + 11}
+        parallel vars=r,j extents=128,128  // test_roles.py:{LINE + 11}
           out[r, j] = float16(acc[r, j])  // test_roles.py:{LINE + 12}
-        copy out -> c_tile  // test_roles.py:{LINE + 13}
+        copy src=out dst=c_tile  // test_roles.py:{LINE + 13}
       fence async shared  // test_roles.py:{LINE + 14}
       sync group  // test_roles.py:{LINE + 14}
       one thread  // test_roles.py:{LINE + 14}
-        issue [0] copy c_tile -> c[mul(row, 128), mul(column, 128)]  // test_roles.py:{LINE + 14}
+        issue [0] copy src=c_tile dst=c[mul(row, 128), mul(column, 128)]  // test_roles.py:{LINE + 14}
     one thread  // test_roles.py:{LINE + 14}
       retire store pending 0  // test_roles.py:{LINE + 14}
 """
@@ -104,8 +106,8 @@ def test_text_after_all_passes():
     """No cluster, so every warp hands back; no product left unfinished, so this stage; one stage of c."""
     dumped = {}
     run_passes(plain, TARGET, dumped.__setitem__)
-    assert dumped["budgets"] == FINISHED
-    steps = ["record", "roles", "pipeline", "infer_layouts", "plan_shared_memory", "barriers", "budgets"]
+    assert dumped["barriers"] == FINISHED
+    steps = ["record", "roles", "pipeline", "infer_layouts", "plan_shared_memory", "budgets", "barriers"]
     assert list(dumped) == steps
 
 
@@ -114,7 +116,7 @@ def test_text_after_all_passes():
 
 @functools.cache
 def finished() -> ir.Kernel:
-    return run_passes(gemm(configs.load("gemm")[0]), TARGET)
+    return run_passes(gemm(ROW), TARGET)
 
 
 def buffer(name: str) -> ir.Buffer:
@@ -172,7 +174,7 @@ CORRUPTED = {
     ),
     "a tile beside its swizzle": ("shared_memory", lambda k: moved(k, "c_tile", 196608 + 512), "c_tile starts at byte 197120"),
     "two tiles in one place": ("shared_memory", lambda k: moved(k, "b_tile", 0), "shared memory of 231520 bytes of 232448"),
-    "no wait": ("barriers", lambda k: without(k, first(k, Await)), "the barriers are wrong: gemm.py:35 reads a_tile too early"),
+    "no wait": ("barriers", lambda k: without(k, first(k, Await)), "the barriers are wrong: gemm.py:47 reads a_tile too early"),
     "too few registers": ("budgets", lambda k: with_registers(k, 136), "registers of 39936 in all, 134 in fragments"),
 }  # fmt: skip
 
@@ -191,13 +193,13 @@ def test_corrupted(name):
 
 # ---- the simulation
 
-ORDERING = (Advance, Await, Fence, Retire, Signal, Sync)
+ORDERING = (Advance, Await, Fence, Retire, Signal, Sync, Turn)
 
 
 def is_noticed(kernel: ir.Kernel) -> bool:
     """Whether an order shows the fault."""
     for way in (w for w in ways(kernel) if w["activation"] == 0):
-        for seed in range(6):
+        for seed in range(12):
             try:
                 simulate(kernel, way, seed)
             except Fault:
@@ -205,16 +207,34 @@ def is_noticed(kernel: ir.Kernel) -> bool:
     return False
 
 
+@functools.cache
+def odd() -> ir.Kernel:
+    """One group; three parts of c go round two stages."""
+    return run_passes(gemm(replace(ROW, tile=(64, 96, 64), cluster=1, store_columns=32)), TARGET)
+
+
+@functools.cache
+def alternating() -> ir.Kernel:
+    """Each group has a tile of its own; three parts of c go round two stages."""
+    return run_passes(gemm(replace(ROW, tile=(128, 96, 64), store_columns=32, alternate=True)), TARGET)
+
+
+@pytest.mark.parametrize("kernel", [finished, odd, alternating])
 @pytest.mark.parametrize("role", [0, 1])
-def test_nothing_that_orders_is_too_much(role):
+def test_nothing_that_orders_is_too_much(kernel, role):
     """Without any one of them, some order fails."""
-    kernel = finished()
+    kernel = kernel()
     unnoticed = [
         f"{stmt.location} {stmt}"
         for stmt in ir.walk(kernel.roles[role].body)
         if isinstance(stmt, ORDERING) and not is_noticed(without(kernel, stmt))
     ]
     assert unnoticed == []
+
+
+def test_turns_are_needed():
+    """Without all of them a group takes the end of the other's round for that of its own."""
+    assert is_noticed(edited(alternating(), lambda s: None if isinstance(s, Turn) else s))
 
 
 @pytest.mark.parametrize("name, change", [
@@ -253,16 +273,19 @@ def test_questions():
 # ---- texts of other programs
 
 
-def text(kernel: ir.Kernel) -> str:
-    code, _ = emit_roles(run_passes(kernel, TARGET), "kernel", "kernel")
-    return f"#include <tileops/sm_90a.h>\n\nnamespace tileops {{\n\n{code}\n}}  // namespace tileops\n"
+def write(path: Path, kernel: ir.Kernel) -> None:
+    kernel = run_passes(kernel, TARGET)
+    code, _ = emit_roles(kernel, "kernel", "kernel_params")
+    includes = '#include <tileops/sm_90a.h>\n\n#include "kernel_params.h"\n\n'
+    path.write_text(f"{includes}namespace tileops {{\n\n{code}\n}}  // namespace tileops\n")
+    (path.parent / "kernel_params.h").write_text(params_header("kernel_params", param_fields(kernel)))
 
 
 @pytest.mark.parametrize("shape", [(128, 128, 64), (200, 264, 328)])
 def test_a_product_without_a_cluster(tmp_path, shape):
     """B [K, N] in two boxes, with unit stride in N; every warp hands back the present stage; c in one stage of two boxes."""
     path = tmp_path / "plain.cu"
-    path.write_text(text(plain))
+    write(path, plain)
     (rows, columns, depth), rng = shape, np.random.default_rng(0)
     a, b = rng.standard_normal((rows, depth)).astype(np.float16), rng.standard_normal((depth, columns)).astype(np.float16)
     c, kernel = np.zeros((rows, columns), np.float16), run_passes(plain, TARGET)
@@ -313,7 +336,7 @@ def with_bias(
 def test_what_is_read_for_a_missing_vector(tmp_path, given, mode):
     """A vector in shared memory is read a chunk at a time; two barriers keep its writer and its readers apart."""
     path = tmp_path / "with_bias.cu"
-    path.write_text(text(with_bias))
+    write(path, with_bias)
     assert "else fill<1>(part, x, 2.0f);" in path.read_text() and path.read_text().count("p.mode") == 1
     shape, rng = (264, 264, 128), np.random.default_rng(0)
     a, b = (rng.standard_normal((size, 128)).astype(np.float16) for size in (264, 264))

@@ -7,7 +7,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 COMPILER = ROOT / "tileops_dsl"
-BUDGET = 6000  # lines of Python without the kernels
+BUDGET = 6000  # lines of Python without the kernels, and without what runs a kernel's text on the emulator
 LONGEST = 500
 DRIVERS = ("output.py", "generate.py", "emulate_rows.py", "emulate.py")  # what puts the compiler and the kernels together
 
@@ -38,8 +38,9 @@ def is_in(name: str, package: str) -> bool:
 
 
 def test_the_compiler_is_small():
-    kernels = COMPILER / "kernels"
-    assert sum(lines(path) for path in sources(COMPILER) if kernels not in path.parents) <= BUDGET
+    apart = (COMPILER / "kernels", COMPILER / "emulate.py", COMPILER / "emulate_rows.py")
+    counted = [path for path in sources(COMPILER) if not {path, *path.parents} & set(apart)]
+    assert sum(lines(path) for path in counted) <= BUDGET
 
 
 @pytest.mark.parametrize("path", sources(COMPILER), ids=lambda path: str(path.relative_to(COMPILER)))
@@ -72,9 +73,9 @@ LAYERS = {  # each folder imports from these of the package, besides itself
     "layouts.py": set(),
     "instruction_layouts.py": set(),
     "schedule.py": {"ir"},
-    "plan.py": {"ir", "schedule", "instruction_layouts"},
+    "plan.py": {"ir", "schedule", "layouts", "instruction_layouts"},
     "targets": set(),
-    "language": {"ir", "errors", "layouts"},
+    "language": {"ir", "errors"},
     "passes": {"ir", "errors", "layouts", "instruction_layouts", "schedule", "plan", "targets"},
     "codegen": {"ir", "errors", "layouts", "instruction_layouts", "schedule", "plan"},
     "configs.py": {"ir", "errors", "layouts"},

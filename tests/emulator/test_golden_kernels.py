@@ -43,11 +43,11 @@ ACTIVATIONS = {"relu": torch.relu, "silu": torch.nn.functional.silu}
 @pytest.mark.parametrize("m, n, k", GEMMS)
 @pytest.mark.parametrize("epilogue", ["none", "relu", "silu"])
 def test_gemm(gpu, torch_rng, m, n, k, epilogue):
-    kernel = launch.load(GOLDEN / "gemm.cu", gemm.NAME)
-    a, b = normal(torch_rng, m, k), normal(torch_rng, n, k)
-    exact, options = a.double() @ b.double().T, {}
+    kernel, batch = launch.load(GOLDEN / "gemm.cu", gemm.NAME), (2,) if epilogue == "relu" else ()
+    a, b = normal(torch_rng, *batch, m, k), normal(torch_rng, *batch, n, k)
+    exact, options = a.double() @ b.double().mT, {}
     if epilogue != "none":
-        bias, residual = normal(torch_rng, n, dtype=torch.float32), normal(torch_rng, m, n)
+        bias, residual = normal(torch_rng, n, dtype=torch.float32), normal(torch_rng, *batch, m, n)
         options = {"bias": bias, "activation": epilogue, "residual": residual}
         exact = ACTIVATIONS[epilogue](exact + bias.double()) + residual.double()
     for gpu.seed in SEEDS:

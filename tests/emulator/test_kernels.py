@@ -32,7 +32,7 @@ CASES += [("softmax", ("bfloat16", "float32"), "warps"), ("softmax", ("float32",
 @pytest.fixture(autouse=True, scope="module")
 def compile_once():
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(output, "compile_row", functools.cache(output.compile_row))
+        patch.setattr(output, "compile_config", functools.cache(output.compile_config))
         yield
 
 
@@ -195,7 +195,7 @@ def is_noticed(launch):
 @pytest.mark.parametrize("op", ["softmax", "rms_norm", "rms_norm_silu"])
 def test_each_barrier_is_needed(op, kind):
     config = smallest(op, ("bfloat16", "bfloat16"), kind)
-    sites = barriers(output.compile_row(config))
+    sites = barriers(output.compile_config(config))
     assert len(sites) == (2 if op == "softmax" else 1)
     x = np.random.default_rng(0).standard_normal((1, config.tile[0], config.tile[1]))
 

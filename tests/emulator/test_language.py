@@ -110,6 +110,34 @@ def test_indices_are_those_of_the_tile(run, row):
     assert (y[0] == i * 1000 + 2 * j).all()
 
 
+def values_of_rows(config, x, y, cols, block, batch):
+    """One value a row: the first row of x, as a column; and back into the first row of y."""
+    rows, columns = config.tile
+    tile = T.alloc_fragment((rows, columns), "float32")
+    of_row = T.alloc_fragment((rows,), "float32")
+    T.annotate_layout({tile: config.layout})
+    T.copy(x[batch, 0, block * rows], of_row, fill=-1.0)
+    for i, j in T.Parallel(rows, columns):
+        tile[i, j] = of_row[i]
+    T.copy(tile, y[batch, block * rows + config.vector, 0])
+    T.copy(of_row, y[batch, 0, block * rows])
+
+
+@pytest.mark.parametrize("row", [
+    config(), BY_ROWS, SEVERAL_WARPS,
+    config(vector=1, threads_per_row=8, chunks=5, passes=3),
+], ids=lambda row: row.name)  # fmt: skip
+def test_values_of_rows(run, row):
+    rows, columns = row.tile
+    x = np.random.default_rng(0).integers(0, 99, (2, rows, columns)).astype(float)
+    y = run(row, values_of_rows, x)
+    there = min(rows, columns)  # what lies in the tensor
+    assert (y[:, 0, :there] == x[:, 0, :there]).all() and np.isnan(y[:, 0, there:]).all()
+    expected = np.full((2, rows), -1.0)
+    expected[:, :there] = x[:, 0, :there]
+    assert (y[:, row.vector :] == expected[:, : rows - row.vector, None]).all()
+
+
 VALUES = np.array([-7.5, -2.0, -1.0, -0.25, 0.0, 0.5, 1.0, 3.0])
 
 
@@ -127,6 +155,8 @@ VALUES = np.array([-7.5, -2.0, -1.0, -0.25, 0.0, 0.5, 1.0, 3.0])
     ("// truncates", lambda v: T.cast(T.cast(v, "int32") // 2 + 5, "float32"), lambda v: np.trunc(np.trunc(v) / 2) + 5),
     ("infinity", lambda v: T.if_then_else(v == 0, -T.infinity(), 1.0), lambda v: np.where(v == 0, -np.inf, 1)),
     ("exp2", lambda v: T.exp2(v), np.exp2),
+    ("log2", lambda v: T.log2(v * v + 1), lambda v: np.log2(v * v + 1)),
+    ("log2 of 0", lambda v: T.log2(v * 0), lambda v: np.full(v.shape, -np.inf)),
     ("rsqrt", lambda v: T.rsqrt(v * v + 1), lambda v: 1 / np.sqrt(v * v + 1)),
     ("reciprocal", lambda v: T.reciprocal(v + 10), lambda v: 1 / (v + 10)),
     ("large numbers", lambda v: v * 0 + T.cast(2**40 + T.cast(v * 0, "int64"), "float32"), lambda v: v * 0 + 2.0**40),

@@ -39,8 +39,8 @@ def test_text_outside_the_words_does_not_compile(run_kernel):
 @pytest.mark.parametrize("change, message", [
     ({"threads": 64}, "copy: launched with 64 threads; the kernel is compiled for 1 to 32"),
     ({"threads": 0}, "copy: launched with 0 threads; the kernel is compiled for 1 to 32"),
-    ({"grid": (0, 1)}, r"copy: grid \(0, 1\); expected x from 1 to 2147483647, y from 1 to 65535"),
-    ({"grid": (1, 65536)}, r"copy: grid \(1, 65536\); expected"),
+    ({"grid": (0, 1)}, r"copy: grid \(0, 1, 1\); expected x from 1 to 2147483647, y and z from 1 to 65535"),
+    ({"grid": (1, 65536)}, r"copy: grid \(1, 65536, 1\); expected"),
     ({"shared": 300000}, "copy: 300000 bytes of shared memory; expected 0 to 232448"),
     ({"step": (1,)}, "step has 1 values; expected 2"),
 ])  # fmt: skip

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from tileops_dsl.emulate import EmulatorError, Out
+from tileops_dsl.emulate import I32, EmulatorError, Out, TensorMap
 
 # o [64, 64] = p v + p v: P = 1 from registers, V = 1 from shared memory, in two groups on one accumulator.
 TEXT = """
@@ -122,3 +122,43 @@ def test_fault(run_words, fault):
     with pytest.raises(EmulatorError, match=message) as caught:
         list(run(run_words, old, new))
     assert caught.value.kind in kind.split("|")
+
+
+BOX_STORE = """
+struct Store { tensor_map y; int32_t column, row; };
+TILEOPS_KERNEL(store_box, Store, 32, 1) {
+  if (thread_index() == 0) {
+    for (int i = 0; i < 128; ++i) store_shared(shared<float>(0), i, 1.0f, site(1));
+    fence_async_shared(site(2));
+    tma_store(p.y, at(p.column, p.row), shared<float>(0), site(3));
+    store_commit(site(4));
+    store_wait<0>(site(5));
+  }
+}
+"""
+
+
+@pytest.mark.parametrize("column, row, message", [
+    (0, -3, "begins at -3 along dimension 1; begin inside"),
+    (-8, 0, "begins at -8 along dimension 0; begin inside"),
+    (2, 0, "begins a box 8 bytes into a row; begin at a multiple of 16"),
+])
+def test_a_store_that_the_hardware_refuses(run_words, column, row, message):
+    """An illegal instruction on an H200 (tests/words)."""
+    y = np.zeros((10, 40), np.float32)
+    with pytest.raises(EmulatorError, match=message):
+        values = [TensorMap(y, (16, 8), 0, writable=True), I32(column), I32(row)]
+        run_words(BOX_STORE, "store_box", values, threads=32, shared=512)
+
+
+def test_a_store_that_overhangs(run_words):
+    y = np.zeros((10, 40), np.float32)
+    run_words(BOX_STORE, "store_box", [TensorMap(y, (16, 8), 0, writable=True), I32(32), I32(6)], threads=32, shared=512)
+    assert y.sum() == y[6:, 32:].sum() == 4 * 8
+
+
+def test_a_store_beyond_a_row_that_ends_within_16_bytes(run_words):
+    """An H200 writes what lies between."""
+    y = np.zeros((10, 44), np.float32)[:, :42]
+    with pytest.raises(EmulatorError, match="beyond the end of rows of 168 bytes: whole 16 bytes are written"):
+        run_words(BOX_STORE, "store_box", [TensorMap(y, (16, 8), 0, writable=True), I32(32), I32(0)], threads=32, shared=512)

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from tileops_dsl.emulate import from_bf16, to_bf16
+from tileops_dsl.emulate import EmulatorError, from_bf16, to_bf16
 
 ENCODE = {"bf16": to_bf16, "f16": lambda v: v.astype(np.float16), "float": lambda v: v.astype(np.float32)}
 NUMPY = {"bf16": np.uint16, "f16": np.float16, "float": np.float32}
@@ -277,3 +277,31 @@ def test_report_counts_what_is_not_written_and_what_is_written_twice(run_kernel)
     assert report["buffers"]["y"]["unwritten"] == 12 * 4  # of the elements: the gaps do not count
     report = run_kernel(STRIDED, "strided", x, y, n=3, step=(1, 0))
     assert report["buffers"]["y"]["rewritten"] == 2 * 4
+
+VECTORS = """
+TILEOPS_KERNEL(vectors, Params, 32, 1) {
+  const auto buffer = shared<bf16>(64);
+  const int at = thread_index() * 16;
+  Fragment<bf16, 16> v, w;
+  load_global<16>(v, 0, global<bf16>(p.x), at, site(1));
+  store_shared<16>(buffer, at, v, 0, site(2));
+  sync_threads(site(3));
+  load_shared<8>(w, 0, buffer, (at + 16) % 512 + static_cast<int>(p.n), site(4));
+  load_shared<2>(w, 8, buffer, (at + 16) % 512 + 8, site(5));
+  store_global<2>(global<bf16>(p.y), at, w, 8, site(6));
+  store_global<2>(global<bf16>(p.y), at + 2, w, 6, site(6));
+}
+"""
+
+
+def test_vectors_in_shared_memory(run_kernel, rng):
+    x, y = to_bf16(rng.standard_normal((32, 16))), np.zeros((32, 16), np.uint16)
+    run_kernel(VECTORS, "vectors", x, y, shared=64 + 1024)
+    expected = np.roll(x, -1, axis=0)
+    assert np.array_equal(y[:, :2], expected[:, 8:10]) and np.array_equal(y[:, 2:4], expected[:, 6:8])
+
+
+def test_a_vector_in_shared_memory_is_aligned(run_kernel, rng):
+    x, y = to_bf16(rng.standard_normal((32, 16))), np.zeros((32, 16), np.uint16)
+    with pytest.raises(EmulatorError, match=r"k.py:4: reads shared bytes .*the offset is no multiple of 16"):
+        run_kernel(VECTORS, "vectors", x, y, shared=64 + 1024, n=1)

@@ -1,9 +1,9 @@
 """python tests/golden/racecheck.py: the golden kernels at small sizes under racecheck, on a GPU of capability 9.0.
 
 compute-sanitizer's racecheck does not follow bar.arrive: it reports handover.cu, in which one group writes and arrives and the
-other syncs and reads, and is silent once both sync. So MLA, whose groups hand over in this way, is checked with each arrival as
-a sync, which orders more. That arrivals are enough is the emulator's to show: it follows them and notices each one that is taken
-out (tests/emulator/mutants.py).
+other syncs and reads, and is silent once both sync. So MLA, whose groups hand over in this way, is checked with each arrival
+as a sync, which orders more. That arrivals are enough is the emulator's to show: it follows them and notices each one that is
+taken out (tests/emulator/mutants.py).
 """
 
 import os

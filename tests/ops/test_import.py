@@ -103,6 +103,16 @@ print(torch.ops.host_tileops.softmax(x).sum().item(), tileops.softmax(x).sum().i
     assert run_python(program, path=copy_of_package).stdout.split() == ["2.0", "2.0", "False"]
 
 
+def test_library_older_than_an_operator(run_python, copy_of_package, tmp_path):
+    """Whoever adds an operator tries it before the build."""
+    source = tmp_path / "older.c"
+    older = OTHER_NAMESPACE.replace('"host_tileops"', '"tileops"').replace('"it only has a name"', "0")
+    source.write_text(older)
+    subprocess.run(["cc", "-shared", "-fPIC", "-o", copy_of_package / "tileops" / "_C.so", source], check=True)
+    done = run_python("import tileops" + USE + "print(tileops.status().loaded)", path=copy_of_package)
+    assert done.stdout.split() == ["True"] and done.stderr == ""
+
+
 def test_disabled(run_python):
     done = run_python("import tileops" + USE, TILEOPS_DISABLE_NATIVE="1")
     assert done.stdout.strip() == "TILEOPS_DISABLE_NATIVE was set when tileops was imported"

@@ -4,52 +4,26 @@ import itertools
 import pytest
 import torch
 from attention_reference import check_dense, qkv
-from ops_reference import DTYPES, half_unit, normal
+from merge_reference import INF, check, exact, sides
+from ops_reference import DTYPES, normal
 
 import tileops
 
-INF = float("inf")
-SHAPES = [(2, 5, 3, 8), (7, 3, 16), (1, 1, 1, 1), (3, 130, 2, 64)]
-
-
-def exact(out_a, lse_a, out_b, lse_b):
-    out_a, lse_a, out_b, lse_b = (t.double() for t in (out_a, lse_a, out_b, lse_b))
-    lse = torch.logaddexp(lse_a, lse_b)
-    safe = lse.masked_fill(lse == -INF, 0.0)
-    shares = [torch.exp(side - safe).mT.unsqueeze(-1) for side in (lse_a, lse_b)]
-    return torch.where(shares[0] == 0, 0.0, out_a * shares[0]) + torch.where(shares[1] == 0, 0.0, out_b * shares[1]), lse
-
-
-def sides(shape, dtype, device, empty=True):
-    """Two sides, with rows that are empty on one side (where `out` is poison), on the other and on both."""
-    lse_shape = (*shape[:-3], shape[-2], shape[-3])
-    out_a, out_b = (normal(*shape, dtype=dtype, device=device, seed=seed) for seed in (1, 2))
-    lse_a, lse_b = (3 * normal(*lse_shape, device=device, seed=seed) for seed in (3, 4))
-    if empty:
-        lse_a[..., 0::4] = -INF
-        lse_b[..., 1::4] = -INF
-        lse_a[..., 2::8] = lse_b[..., 2::8] = -INF
-        out_a[lse_a.mT == -INF] = float("nan")
-        out_b[lse_b.mT == -INF] = float("nan")
-    return out_a, lse_a, out_b, lse_b
+SHAPES = [(2, 5, 3, 8), (7, 3, 16), (1, 1, 1, 1), (3, 130, 2, 64), (2, 3, 33, 128), (1, 9, 5, 200), (4, 7, 2, 1024), (5, 3, 77)]
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_values(device, shape, dtype):
-    args = sides(shape, dtype, device)
-    out, lse = tileops.merge_attention(*args)
-    assert out.dtype == dtype and lse.dtype == torch.float32 and out.is_contiguous() and lse.is_contiguous()
-    wanted, wanted_lse = exact(*args)
-    assert ((out.double() - wanted).abs() <= half_unit(wanted, dtype) + 2.0**-20 * 4).all()
-    torch.testing.assert_close(lse.double(), wanted_lse, atol=1e-6, rtol=1e-6)
-    both = ((args[1] == -INF) & (args[3] == -INF)).mT
-    assert not out[both].any() and (lse.mT[both] == -INF).all()
+def test_values(route, shape, dtype):
+    args = sides(shape, dtype, route.device)
+    found = tileops.merge_attention(*args)
+    assert all(t.is_contiguous() for t in found)
+    check(args, found)
 
 
-def test_an_empty_side_changes_nothing(device):  # B35
+def test_an_empty_side_changes_nothing(route):  # B35
     for dtype in DTYPES:
-        out_a, lse_a, *_ = sides((2, 9, 3, 8), dtype, device, empty=False)
+        out_a, lse_a, *_ = sides((2, 9, 3, 8), dtype, route.device, empty=False)
         nothing = torch.full_like(lse_a, -INF), torch.full_like(out_a, float("nan"))
         for args in ((out_a, lse_a, nothing[1], nothing[0]), (nothing[1], nothing[0], out_a, lse_a)):
             out, lse = tileops.merge_attention(*args)
@@ -58,8 +32,8 @@ def test_an_empty_side_changes_nothing(device):  # B35
         assert torch.equal(out, torch.zeros_like(out)) and torch.equal(lse, nothing[0])
 
 
-def test_far_apart_and_large(device):
-    out_a, lse_a, out_b, lse_b = sides((1, 4, 2, 8), torch.float32, device, empty=False)
+def test_far_apart_and_large(route):
+    out_a, lse_a, out_b, lse_b = sides((1, 4, 2, 8), torch.float32, route.device, empty=False)
     for shift_a, shift_b in ((1e4, 1e4), (-1e4, -1e4), (1e4, -1e4), (3e38, 0), (0, -3e38)):
         args = out_a, lse_a + shift_a, out_b, lse_b + shift_b
         out, lse = tileops.merge_attention(*args)
@@ -84,13 +58,14 @@ def test_halves_of_the_keys_make_the_whole(device, options, split):  # B33
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_layouts_and_out(device, dtype):
-    args = sides((2, 5, 3, 8), dtype, device)
+def test_layouts_and_out(route, dtype):
+    args = sides((2, 5, 3, 8), dtype, route.device)
     expected = tileops.merge_attention(*args)
     strided = [t.movedim(1, -1).contiguous().movedim(-1, 1) for t in args]
     for found in (tileops.merge_attention(*strided), tileops.merge_attention(*(torch.stack((t, t), -1)[..., 0] for t in args))):
         assert all(map(torch.equal, found, expected))
-    out, lse = torch.empty(2, 3, 5, 8, dtype=dtype, device=device).transpose(1, 2), torch.empty(2, 5, 3, device=device).mT
+    out = torch.empty(2, 3, 5, 8, dtype=dtype, device=route.device).transpose(1, 2)
+    lse = torch.empty(2, 5, 3, device=route.device).mT
     for given in ({"out": out}, {"lse": lse}, {"out": out, "lse": lse}):
         out.fill_(7), lse.fill_(7)
         results = tileops.merge_attention(*args, **given)
@@ -99,12 +74,55 @@ def test_layouts_and_out(device, dtype):
 
 
 @pytest.mark.parametrize("shape", [(0, 5, 3, 8), (2, 0, 3, 8), (0, 3, 8), (4, 0, 8)], ids=str)
-def test_empty(device, shape):
-    args = [t.requires_grad_() for t in sides(shape, torch.bfloat16, device, empty=False)]
+def test_empty(route, shape):
+    args = [t.requires_grad_() for t in sides(shape, torch.bfloat16, route.device, empty=False)]
     out, lse = tileops.merge_attention(*args)
     assert out.shape == args[0].shape and lse.shape == args[1].shape
     (out.sum() + lse.sum()).backward()
     assert all(t.grad.shape == t.shape for t in args)
+
+
+def test_not_a_number(route):
+    for side, value in itertools.product((1, 3), (INF, float("nan"))):
+        args = sides((2, 5, 3, 8), torch.bfloat16, route.device, empty=False)
+        args[side][0, 1, 2] = value
+        out, lse = tileops.merge_attention(*args)
+        assert out.isnan().any(-1).nonzero().tolist() == [[0, 2, 1]] and lse.isnan().nonzero().tolist() == [[0, 1, 2]]
+
+
+def test_explain(route):
+    decision = tileops.explain("merge_attention", *sides((2, 5, 3, 64), torch.bfloat16, route.device))
+    assert (decision.path, decision.variant.startswith(f"merge_attention_{route.target}_bf16")) == (
+        ("kernel", True) if route.target else ("eager", False)
+    )
+
+
+def test_capture(route):
+    if route.device == "cpu":
+        pytest.skip("CUDA graphs")
+    args, graph = sides((2, 33, 4, 128), torch.bfloat16, "cuda"), torch.cuda.CUDAGraph()
+    torch.cuda.synchronize()
+    with torch.cuda.graph(graph):
+        found = tileops.merge_attention(*args)
+    args[0].normal_(), args[1].normal_()
+    graph.replay()
+    check(args, found)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+def test_first_call_of_the_process_is_captured(run_python):
+    run_python("""
+import torch, tileops
+out, lse = torch.randn(2, 9, 4, 64, device="cuda").bfloat16(), torch.randn(2, 4, 9, device="cuda")
+graph = torch.cuda.CUDAGraph()
+torch.cuda.synchronize()
+with torch.cuda.graph(graph):
+    found = tileops.merge_attention(out, lse, out.flip(0), lse.flip(0))
+graph.replay()
+expected = tileops.merge_attention(out, lse, out.flip(0), lse.flip(0))
+assert all(map(torch.equal, found, expected)) and not found[0].isnan().any()
+""", TILEOPS_REQUIRE_NATIVE="1")
 
 
 def gradients(run, tensors, dout, dlse, **graph):

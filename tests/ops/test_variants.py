@@ -1,4 +1,4 @@
-"""Every kernel that was compiled, forced by name on the edges of what it serves.
+"""Every row kernel that was compiled, forced by name on the edges of what it serves.
 
 compute-sanitizer --tool racecheck python -m pytest tests/ops/test_variants.py -k small     the subset for a sanitizer
 """
@@ -8,12 +8,15 @@ from pathlib import Path
 
 import pytest
 import torch
+from merge_reference import check as check_merged
+from merge_reference import sides
 from ops_reference import check, normal
 
 import tileops
 
 MANIFEST = Path(tileops.__file__).parent.parent / "csrc" / "generated" / "manifest.json"
-KERNELS = json.loads(MANIFEST.read_text())["kernels"] if MANIFEST.exists() else {}
+EVERY = json.loads(MANIFEST.read_text())["kernels"] if MANIFEST.exists() else {}
+KERNELS = {name: kernel for name, kernel in EVERY.items() if "rows_per_block" in kernel}  # gemm: test_gemm_kernels.py
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]
 
@@ -51,6 +54,10 @@ def arguments(kernel: dict, cols: int, seed: int) -> dict:
 
 def run(name: str, rows: int, cols: int, seed: int) -> None:
     kernel = KERNELS[name]
+    if kernel["op"] == "merge_attention":
+        args = sides((3, rows, 2, cols), DTYPES[kernel["x"]], "cuda")
+        check_merged(args, tileops.merge_attention(*args))
+        return
     x, dim = rows_like(kernel, rows, cols)
     if kernel["shifted"]:  # eligible only into rows that lie alike: a result of our own, at the same distance from alignment
         storage = torch.full((x.numel() + 5,), torch.nan, dtype=x.dtype, device="cuda")

@@ -1,6 +1,7 @@
 """What fails a build, on recorded compiler output and on a kernel that really spills."""
 
 import json
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -22,6 +23,16 @@ def report(name: str, code_bytes=None) -> checks.Report:
 def test_clean_output_passes():
     sizes = {arch: {"k1": 384, "k2": 10112} for arch in ("sm_80", "sm_120")}
     assert checks.problems(report("clean.txt", sizes), ["k1", "k2"], ["sm_80", "sm_120"]) == []
+
+
+@pytest.mark.parametrize(("entry", "limit"), [({}, checks.MAX_CODE_BYTES), ({"tile": [1]}, checks.MAX_PRODUCT_BYTES)])
+def test_a_product_may_have_more_code(tmp_path, entry, limit):
+    manifest, plan = {"kernels": {"k1": entry}}, Plan("local", {"portable": ("arch=compute_80,code=sm_80",)})
+    for size, refused in ((limit, False), (limit + 1, True)):
+        found = {"source": "toy.cu", "log": (RECORDED / "clean.txt").read_text(), "code_bytes": {"sm_80": {"k1": size}}}
+        (tmp_path / "toy.json").write_text(json.dumps(found))
+        said = native.source_problems(plan, manifest, {"kernels": ["k1"], "target": "portable"}, tmp_path / "toy.o")
+        assert [f"above the limit of {limit}" in problem for problem in said] == [True] * refused
 
 
 def test_spill_is_named():
@@ -132,3 +143,19 @@ def test_report_of_one_and_of_several_architectures(tmp_path):
         found = checks.Report(**json.loads(built.with_suffix(".json").read_text()))
         assert checks.problems(found, ["k"], native.archs(codes)) == []
         assert sorted(found.code_bytes) == sorted(native.archs(codes))
+
+
+def test_an_operator_without_a_binding(tmp_path):
+    """Linking a shared library does not notice; loading it would."""
+    source, library = tmp_path / "table.cpp", tmp_path / "table.so"
+    source.write_text("""namespace tileops {
+        void there(unsigned long*) {}
+        void gelu(unsigned long*), gelu_out(unsigned long*);
+        extern void (*const kernels[])(unsigned long*) = {there, gelu, gelu_out};
+    }""")
+    subprocess.run(["g++", "-shared", "-fPIC", "-o", library, source], check=True)
+    with pytest.raises(BuildError, match=r"csrc does not define gelu, gelu_out; .* expected csrc/<op>.cpp with the functions"):
+        link.require_operators(library)
+    source.write_text("namespace tileops { void there(unsigned long*) {} }")
+    subprocess.run(["g++", "-shared", "-fPIC", "-o", library, source], check=True)
+    link.require_operators(library)

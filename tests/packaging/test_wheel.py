@@ -93,7 +93,7 @@ def modules() -> set[str]:
 def test_wheel_ships_the_package_only(wheel):
     assert wheel.name == f"tileops_kernels-0.1.0-py3-none-linux_{platform.machine()}.whl"
     shipped = {name for name in names(wheel) if ".dist-info/" not in name}
-    assert shipped == modules() | {"tileops/schemas.json", "tileops/_C.so"}
+    assert shipped == modules() | {"tileops/_C.so"}
 
 
 def test_wheel_requires_torch_only(wheel):
@@ -106,14 +106,14 @@ def test_wheel_requires_torch_only(wheel):
 def test_wheel_without_kernels_is_pure(sdist, tmp_path):
     wheel = pip_wheel(sdist, tmp_path, TILEOPS_BUILD="none")
     assert wheel.name == "tileops_kernels-0.1.0-py3-none-any.whl"
-    assert {name for name in names(wheel) if ".dist-info/" not in name} == modules() | {"tileops/schemas.json"}
+    assert {name for name in names(wheel) if ".dist-info/" not in name} == modules()
 
 
 def test_sdist_holds_the_sources_and_nothing_built(sdist):
     with tarfile.open(sdist) as archive:
         found = {name.split("/", 1)[1] for name in archive.getnames() if "/" in name}
     assert {"setup.py", "build_backend/hooks.py", "csrc/include/tileops/device.h", "csrc/exports.map"} <= found
-    assert {"tileops/schemas.json", "tileops_dsl/generate.py", "tests/packaging/test_wheel.py"} <= found
+    assert {"tileops/ops/softmax.py", "docs/index.md", "tileops_dsl/generate.py", "tests/packaging/test_wheel.py"} <= found
     assert {"benchmarks", "configs"} <= found
     assert not [name for name in found if name.startswith("csrc/generated") or name.endswith((".so", ".o", ".pyc"))]
 

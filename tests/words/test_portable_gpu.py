@@ -3,9 +3,8 @@
 import launch
 import pytest
 import torch
+from fragments import Matrices, MmaA, MmaAccumulator, MmaB
 from words_reference import from_registers, to_registers
-
-from tileops_dsl.instruction_layouts import Matrices, MmaA, MmaAccumulator, MmaB
 
 pytestmark = pytest.mark.gpu
 FILE = "words_portable.cu"

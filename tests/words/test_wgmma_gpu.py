@@ -3,9 +3,10 @@
 import launch
 import pytest
 import torch
+from fragments import WgmmaA
 from words_reference import bits, from_registers, stamps, to_registers, to_shared
 
-from tileops_dsl.instruction_layouts import WgmmaA, WgmmaAccumulator
+from tileops_dsl.instruction_layouts import WgmmaAccumulator
 
 pytestmark = pytest.mark.gpu
 

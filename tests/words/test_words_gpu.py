@@ -5,9 +5,10 @@ import itertools
 import launch
 import pytest
 import torch
+from fragments import Matrices
 from words_reference import bits, from_shared, to_registers, to_shared
 
-from tileops_dsl.instruction_layouts import Matrices, SharedTile, Swizzle
+from tileops_dsl.instruction_layouts import SharedTile, Swizzle
 
 pytestmark = pytest.mark.gpu
 FILE = "words.cu"

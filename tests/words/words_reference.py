@@ -1,4 +1,4 @@
-"""What the tests of the words share: tiles as registers and as shared memory, by the tables of instruction_layouts."""
+"""What the tests of the words share: tiles as registers and in shared memory, by instruction_layouts and fragments."""
 
 import itertools
 import re
@@ -7,8 +7,9 @@ from functools import lru_cache
 from pathlib import Path
 
 import torch
+from fragments import FragmentLayout
 
-from tileops_dsl.instruction_layouts import FragmentLayout, Operand, SharedTile, Swizzle
+from tileops_dsl.instruction_layouts import Operand, SharedTile, Swizzle
 
 HERE = Path(__file__).resolve().parent
 SWIZZLES = {"kNone": Swizzle.NONE, "k32": Swizzle.B32, "k64": Swizzle.B64, "k128": Swizzle.B128}

@@ -1,4 +1,7 @@
-"""One module per operator, top to bottom: check, eager formula, gradient, public function."""
+"""One module per operator, top to bottom: check, eager formula, gradient, public function.
+
+Written by python -m tileops_dsl.operators.
+"""
 from .flash_attention import flash_attention
 from .flash_attention_paged import flash_attention_paged
 from .flash_attention_varlen import flash_attention_varlen

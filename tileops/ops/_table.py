@@ -9,7 +9,7 @@ import functools
 import inspect
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -37,6 +37,10 @@ class Contract:
     op: str
     check: Callable[..., Any]
     shape: Callable[..., Any] | None = None
+    results: tuple[str, ...] = field(init=False)  # their names
+
+    def __post_init__(self) -> None:  # no cached property: torch.compile guards on what a compiled call is the first to cache
+        object.__setattr__(self, "results", _schemas.results(self.op))
 
     @functools.cached_property
     def names(self) -> tuple[str, ...]:
@@ -47,10 +51,6 @@ class Contract:
         """The tensors without a default."""
         parameters = inspect.signature(self.check).parameters.values()
         return tuple(p.name for p in parameters if p.default is p.empty and p.annotation is Tensor)
-
-    @functools.cached_property
-    def results(self) -> tuple[str, ...]:
-        return _schemas.results(self.op)
 
     def empty(self, x: Tensor, *args: Any, **kwargs: Any) -> Results:
         """Memory for the results, of checked arguments."""
@@ -161,12 +161,15 @@ def original(error: RuntimeError) -> Exception:
 
 
 def register(
-    op: str,
+    schema: str,
     check: Callable[..., Any],
     formula: Callable[..., Results],
     shape: Callable[..., Any] | None = None,
 ) -> Operator:
-    """Registers `op` and its companions. The functions take the arguments of the schema; see Contract for `check` and `shape`.
+    """Registers an operator and its companions. The functions take the arguments of the schema; see Contract for `check` and
+    `shape`.
+
+    schema: "op(arguments) -> results", as torch writes it, in a file of its own, op.py: the build reads it there.
 
     formula: the results before their one rounding, in float32, from aten operators that do not wait for the device; or rounded
     already, if they round once themselves. They are new memory.
@@ -174,6 +177,7 @@ def register(
     The `.out` overload is not tagged torch.Tag.out: for that tag Inductor (torch 2.13 and 2.14) turns a call of the functional
     overload into one of `.out` and passes each keyword-only argument twice, which fails at run time.
     """
+    op = _schemas.declare(schema)
     contract = Contract(op, check, shape)
     kernels = _kernels(contract, formula)
     if _native.load().taken:  # someone else's operators bear our names: call the functions themselves
@@ -181,13 +185,14 @@ def register(
         return Operator(op, kernels[_schemas.functional], kernels[_schemas.out], kernels[_schemas.eager], contract)
 
     library = _library()
-    for schema, kernel in kernels.items():
-        name = schema(op).partition("(")[0]
-        if _native.load().library is None:
-            library.define(schema(op))
+    in_library = torch._C._jit_get_schemas_for_operator(f"{_schemas.NAMESPACE}::{op}")  # not one that was added since its build
+    for schema_of, kernel in kernels.items():
+        name = schema_of(op).partition("(")[0]
+        if not in_library:
+            library.define(schema_of(op))
         library.impl(name, kernel, "CompositeExplicitAutograd")
-        if schema is not _schemas.explain:
-            torch.library.register_fake(f"{_schemas.NAMESPACE}::{name}", _fake(contract), lib=library)
+        if schema_of is not _schemas.explain:
+            library.impl(name, _fake(contract), "Meta")  # torch.library.register_fake reads source files: 10 ms of an import
 
     namespace = getattr(torch.ops, _schemas.NAMESPACE)
     packet = getattr(namespace, op)
@@ -208,7 +213,7 @@ def register_helper(schema: str, function: Callable[..., Any], fake: Callable[..
     library = _library()
     library.define(schema)
     library.impl(name, run, "CompositeExplicitAutograd")
-    torch.library.register_fake(f"{_schemas.NAMESPACE}::{name}", fake, lib=library)
+    library.impl(name, fake, "Meta")
     return getattr(getattr(torch.ops, _schemas.NAMESPACE), name).default
 
 

@@ -65,7 +65,14 @@ def _cost(q: Tensor, k: Tensor, v: Tensor) -> int:
     return cost(q.shape[1], k.shape[1], q.shape[2], k.shape[2], q.shape[3] + v.shape[3])
 
 
-_op = register(_OP, _check, _formula, _shape)
+_op = register(
+    "flash_attention(Tensor q, Tensor k, Tensor v, *, bool causal=False, float? scale=None, int window_left=-1, "
+    "int window_right=-1, float softcap=0.0, Tensor? sinks=None, Tensor? q_descale=None, Tensor? k_descale=None, "
+    "Tensor? v_descale=None) -> (Tensor out, Tensor lse)",
+    _check,
+    _formula,
+    _shape,
+)
 
 
 def _backward(

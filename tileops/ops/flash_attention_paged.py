@@ -98,7 +98,15 @@ def _formula(
     return attend_packed(load, queries, q, v_cache.shape[-1], elements, o)
 
 
-_op = register(_OP, _check, _formula, _shape)
+_op = register(
+    "flash_attention_paged(Tensor q, Tensor k_cache, Tensor v_cache, Tensor block_table, Tensor cache_seqlens, *, "
+    "Tensor? cu_seqlens_q=None, int max_seqlen_q=0, bool causal=False, float? scale=None, int window_left=-1, "
+    "int window_right=-1, float softcap=0.0, Tensor? sinks=None, int num_splits=0, Tensor? q_descale=None, "
+    "Tensor? k_descale=None, Tensor? v_descale=None) -> (Tensor out, Tensor lse)",
+    _check,
+    _formula,
+    _shape,
+)
 
 
 def flash_attention_paged(

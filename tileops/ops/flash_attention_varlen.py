@@ -95,7 +95,15 @@ def _formula(
     return attend_packed(load, queries, q, v.shape[-1], elements, o)
 
 
-_op = register(_OP, _check, _formula, _shape)
+_op = register(
+    "flash_attention_varlen(Tensor q, Tensor k, Tensor v, Tensor cu_seqlens_q, Tensor cu_seqlens_k, int max_seqlen_q, "
+    "int max_seqlen_k, *, Tensor? seqused_k=None, bool causal=False, float? scale=None, int window_left=-1, "
+    "int window_right=-1, float softcap=0.0, Tensor? sinks=None, Tensor? q_descale=None, Tensor? k_descale=None, "
+    "Tensor? v_descale=None) -> (Tensor out, Tensor lse)",
+    _check,
+    _formula,
+    _shape,
+)
 
 
 def _backward(

@@ -106,7 +106,13 @@ def _with_bias(z: Tensor, bias: Tensor | None) -> Tensor:
     return z if bias is None else z + bias
 
 
-_op = register("gemm", _check, _formula, _shape)
+_op = register(
+    "gemm(Tensor a, Tensor b, Tensor? bias=None, *, str activation='none', Tensor? residual=None, ScalarType? out_dtype=None, "
+    "Tensor? scale_a=None, Tensor? scale_b=None) -> Tensor",
+    _check,
+    _formula,
+    _shape,
+)
 
 
 class _Gemm(torch.autograd.Function):
@@ -168,7 +174,8 @@ def gemm(
     """Matrix product with an epilogue, activation(a @ b + bias) + residual; float32 sums and one rounding, of the result.
 
     Args:
-        a: [..., M, K], bfloat16, float16 or float32 (which no kernel takes). Any strides: a transposed matrix is not copied.
+        a: [..., M, K], bfloat16, float16 or float32 (which no kernel takes). Any strides: a transposed matrix is not copied,
+            one whose elements all lie apart is, once.
         b: [..., K, N], the dtype of `a`, any strides. `weight.t()` of a weight [N, K], as in `F.linear`, is the fast layout.
             The batch dimensions (...) of `a` and `b` broadcast as in `torch.matmul`; a tensor of one dimension is refused. M,
             N and K may be 0; for K = 0 the product is 0.
@@ -184,6 +191,9 @@ def gemm(
 
     Returns:
         `out`, or a new contiguous tensor [..., M, N].
+        A kernel serves the call where one was measured to be faster than cuBLAS near its shape; `tileops.explain` says which,
+        or why none. Kernels take a `residual` of the result's dtype with contiguous rows, an `out_dtype` of `a` or float32,
+        and batch dimensions that merge into one.
         In eager PyTorch on a GPU, torch's own settings hold for the product: TF32 for float32, and reductions in the result's
         dtype (`allow_bf16_reduced_precision_reduction`) where it is a product and at most a bias or a residual in one dtype.
 

@@ -64,7 +64,12 @@ def _side(out: Tensor, weight: Tensor) -> Tensor:
     return torch.where(weight == 0, 0.0, out.float() * weight)
 
 
-_op = register("merge_attention", _check, _formula, _shape)
+_op = register(
+    "merge_attention(Tensor out_a, Tensor lse_a, Tensor out_b, Tensor lse_b) -> (Tensor out, Tensor lse)",
+    _check,
+    _formula,
+    _shape,
+)
 
 
 class _MergeAttention(torch.autograd.Function):

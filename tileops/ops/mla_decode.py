@@ -77,7 +77,13 @@ def _formula(
     return attend_all(load, q.shape[0], cost(q.shape[1], keys.longest, q.shape[2], 1, q.shape[3] + head_dim_v), o)
 
 
-_op = register(_OP, _check, _formula, _shape)
+_op = register(
+    "mla_decode(Tensor q, Tensor kv_cache, Tensor block_table, Tensor cache_seqlens, float scale, *, Tensor? q_rope=None, "
+    "int head_dim_v=512, bool causal=True, int num_splits=0) -> (Tensor out, Tensor lse)",
+    _check,
+    _formula,
+    _shape,
+)
 
 
 def mla_decode(

@@ -16,7 +16,12 @@ def _formula(x: Tensor, weight: Tensor | None = None, eps: float | None = 1e-6, 
     return _norm.Norm(eps, dim, **options).forward(x, weight)
 
 
-_op = register("rms_norm", _check, _formula)
+_op = register(
+    "rms_norm(Tensor x, Tensor? weight=None, float? eps=1e-6, *, int dim=-1, float weight_offset=0.0, "
+    "bool round_before_weight=False) -> Tensor",
+    _check,
+    _formula,
+)
 
 
 class _RmsNorm(torch.autograd.Function):

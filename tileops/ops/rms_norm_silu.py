@@ -16,7 +16,11 @@ def _formula(x: Tensor, weight: Tensor | None = None, eps: float | None = 1e-5, 
     return torch.nn.functional.silu(_norm.Norm(eps, dim, **options).forward(x, weight))
 
 
-_op = register("rms_norm_silu", _check, _formula)
+_op = register(
+    "rms_norm_silu(Tensor x, Tensor? weight=None, float? eps=1e-5, *, int dim=-1, bool round_before_weight=False) -> Tensor",
+    _check,
+    _formula,
+)
 
 
 class _RmsNormSilu(torch.autograd.Function):

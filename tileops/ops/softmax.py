@@ -20,7 +20,7 @@ def _formula(x: Tensor, dim: int = -1, *, dtype: torch.dtype | None = None) -> T
     return torch.softmax(x, dim, dtype=torch.float32)
 
 
-_op = register("softmax", _check, _formula)
+_op = register("softmax(Tensor x, int dim=-1, *, ScalarType? dtype=None) -> Tensor", _check, _formula)
 
 
 class _Softmax(torch.autograd.Function):

@@ -1,9 +1,10 @@
 """CUDA text of row-wise kernels, in device words. What stands on one line of the program stands in one block of the text."""
 
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 
 from tileops_dsl import ir
-from tileops_dsl.codegen.expressions import CTYPES, statement
+from tileops_dsl.codegen.expressions import CODES, CTYPES, statement
 from tileops_dsl.layouts import PerColumn, PerRow, VectorisedRows
 
 
@@ -17,8 +18,13 @@ class Emitter:
     def line(self, code: str = "") -> None:
         self.lines.append("  " * self.depth + code if code else "")
 
+    @contextmanager
     def block(self, head: str):
-        return _Block(self, head)
+        self.line(f"{head} {{".lstrip())
+        self.depth += 1
+        yield
+        self.depth -= 1
+        self.line("}")
 
     def loop(self, var: str, extent: int):
         """An unrolled loop: its variable is a constant wherever it indexes registers."""
@@ -40,26 +46,12 @@ class Emitter:
         return next(la for la in self.kernel.layouts.values() if isinstance(la, VectorisedRows))
 
 
-@dataclass
-class _Block:
-    emitter: Emitter
-    head: str
-
-    def __enter__(self):
-        self.emitter.line(f"{self.head} {{".lstrip())
-        self.emitter.depth += 1
-
-    def __exit__(self, *exc):
-        self.emitter.depth -= 1
-        self.emitter.line("}")
-
-
-def emit_kernel(kernel: ir.Kernel, name: str, op: str) -> tuple[str, dict[int, str]]:
-    """The definition of the kernel `name`, and the program's line for each site number."""
+def emit_kernel(kernel: ir.Kernel, name: str, params: str) -> tuple[str, dict[int, str]]:
+    """The definition of the kernel `name`, which takes the struct `params`, and the program's line for each site number."""
     e = Emitter(kernel)
     _prologue(e)
     _body(e, kernel.body)
-    head = f"TILEOPS_KERNEL({name}, {op}_params, {kernel.threads}, {kernel.min_blocks}) {{"
+    head = f"TILEOPS_KERNEL({name}, {params}, {kernel.threads}, {kernel.min_blocks}) {{"
     return "\n".join([head, *e.lines, "}", ""]), e.sites
 
 
@@ -88,10 +80,10 @@ def _prologue(e: Emitter) -> None:
 def _shift(e: Emitter) -> None:
     """Where the vectors of this thread's row begin and end, from the tile that is loaded first, and its edge column."""
     copies = (s for s in ir.walk(e.kernel.body) if isinstance(s, ir.Copy) and isinstance(s.src, ir.Region))
-    region, v = next(copies).src, e.tile.vector
+    loads = (s.src for s in copies if isinstance(e.kernel.layouts[s.dst], VectorisedRows))
+    region, v = next(loads), e.tile.vector
     *outside, row = (statement(o, None) for o in region.origin[:-1])
-    terms = [f"{o} * p.{region.tensor.name}_stride[{d}]" for d, o in enumerate(outside)]
-    terms.append(f"({row} + slot) * p.{region.tensor.name}_stride[{len(outside)}]")
+    terms = _terms(region.tensor, [*outside, f"({row} + slot)"])
     pointer = f"global<{CTYPES[region.tensor.dtype]}>(p.{region.tensor.name})"
     e.line(f"const int head = min(elements_to_alignment<{v}>({pointer}, {' + '.join(terms)}), cols);")
     e.line(f"const int tail = head + (cols - head) / {v} * {v};  // columns head..tail-1 are aligned vectors")
@@ -105,45 +97,37 @@ def _used(kernel: ir.Kernel) -> set[str]:
     for stmt in ir.walk(kernel.body):
         names |= {e.name for x in ir.exprs_of(stmt) for e in ir.subexprs(x) if isinstance(e, ir.Var)}
         if isinstance(stmt, ir.Copy):
-            names |= {d.name for d in _region(stmt).tensor.dims[-len(_fragment(stmt).shape) :]}
+            names |= {d.name for d in stmt.region.tensor.dims[-len(stmt.tile.shape) :]}
     return names
 
 
-def _body(e: Emitter, body: tuple[ir.Stmt, ...], in_loop: bool = False) -> None:
+def _body(e: Emitter, body: tuple[ir.Stmt, ...]) -> None:
     for stmt in body:
         if isinstance(stmt, ir.Annotate):
             continue
         if not isinstance(stmt, ir.Alloc):
             e.line()
             e.line(f"// {stmt.location}: {stmt.location.text}")
-        _EMIT[type(stmt)](e, stmt, in_loop)
+        _EMIT[type(stmt)](e, stmt)
 
 
-def _alloc(e: Emitter, stmt: ir.Alloc, in_loop: bool) -> None:
+def _alloc(e: Emitter, stmt: ir.Alloc) -> None:
     layout = e.kernel.layouts[stmt.buffer]
     e.line(f"Fragment<{CTYPES[stmt.buffer.dtype]}, {layout.registers}> {stmt.buffer.name};  // {layout}")
 
 
-def _fill(e: Emitter, stmt: ir.Fill, in_loop: bool) -> None:
+def _fill(e: Emitter, stmt: ir.Fill) -> None:
     registers = e.kernel.layouts[stmt.buffer].registers
     e.line(f"fill<{registers}>({stmt.buffer.name}, 0, {statement(stmt.value, None)});")
 
 
-def _region(stmt: ir.Copy) -> ir.Region:
-    return stmt.src if isinstance(stmt.src, ir.Region) else stmt.dst
-
-
-def _fragment(stmt: ir.Copy) -> ir.Buffer:
-    return stmt.src if isinstance(stmt.src, ir.Buffer) else stmt.dst
-
-
-def _copy(e: Emitter, stmt: ir.Copy, in_loop: bool) -> None:
-    tensor = _region(stmt).tensor
+def _copy(e: Emitter, stmt: ir.Copy) -> None:
+    tensor = stmt.region.tensor
     if tensor.dtype != "any":
         _copy_as(e, stmt, CTYPES[tensor.dtype])
         return
-    for word, dtype, code in (("if", "bfloat16", "kBf16"), ("else if", "float16", "kF16"), ("else if", "float32", "kF32")):
-        with e.block(f"{word} ({tensor.name}_dtype == {code})"):
+    for number, (dtype, code) in enumerate(CODES.items()):
+        with e.block(f"{'else ' * (number > 0)}if ({tensor.name}_dtype == {code})"):
             _copy_as(e, stmt, CTYPES[dtype])
     # In a branch of its own: in front of the others the compiler would set all registers before it needs them.
     with e.block("else"):
@@ -156,56 +140,64 @@ def _copy_as(e: Emitter, stmt: ir.Copy, ctype: str) -> None:
     The address of a thread's first element is computed once for each row; the chunks lie at constant distances from it,
     so that their accesses share one register pair.
     """
-    region, buffer = _region(stmt), _fragment(stmt)
-    tensor, t = region.tensor, e.tile
-    origin = [statement(o, None) for o in region.origin]
-    terms = [f"{o} * p.{tensor.name}_stride[{d}]" for d, o in enumerate(origin[: -len(buffer.shape)])]
-    column = " + ".join([origin[-1]] * (origin[-1] != "0") + ["head"] * t.shifted + [f"member * {t.column_vector}"])
-    bound = "tail" if t.shifted else tensor.dims[-1].name
-    edge = "has_edge" if origin[-1] == "0" else f"has_edge && {origin[-1]} == 0"
-    if isinstance(e.kernel.layouts[buffer], VectorisedRows):
-        with e.block("") if t.lanes_on_rows else e.loop("r", t.passes):
+    tensor, layout, t = stmt.region.tensor, e.kernel.layouts[stmt.tile], e.tile
+    origin = [statement(o, None) for o in stmt.region.origin]
+    if isinstance(layout, PerRow):
+        _copy_values(e, stmt, ctype, origin)
+        return
+    whole, column = isinstance(layout, VectorisedRows), origin[-1]
+    columns = "tail" if t.shifted else tensor.dims[-1].name
+    edge = "has_edge" if column == "0" else f"has_edge && {column} == 0"
+    with e.loop("r", t.passes) if whole and not t.lanes_on_rows else e.block(""):
+        if whole:
             e.line(f"const int64_t row = {origin[-2]} + {f'slot * {t.vector}' if t.lanes_on_rows else _row(t)};")
-            terms.append(f"row * p.{tensor.name}_stride[{len(terms)}]")
-            in_rows = f"row < {tensor.dims[-2]}"
-            _copy_row(e, stmt, ctype, column, f"{in_rows} ? {bound} : 0", f"{in_rows} && {edge}", terms)
-    else:
-        with e.block(""):
-            _copy_row(e, stmt, ctype, column, bound, edge, terms)
+            origin[-2], in_rows = "row", f"row < {tensor.dims[-2]}"
+            columns, edge = f"{in_rows} ? {columns} : 0", f"{in_rows} && {edge}"
+        start = [column] * (column != "0") + ["head"] * t.shifted + [f"member * {t.column_vector}"]
+        e.line(f"const int col = {' + '.join(start)};")
+        e.line(f"const int columns = {columns};")
+        vector = t.vector if whole else t.column_vector
+        row = f"r * {t.row_registers} + " if whole and not t.lanes_on_rows else ""
+        stride = f" * p.{tensor.name}_stride[{len(tensor.dims) - 1}]" if t.column_vector == 1 else ""
+        offset = [*_terms(tensor, origin[:-1]), f"col{stride}"]
+        e.line(f"const auto first = global<{ctype}>(p.{tensor.name}) + ({' + '.join(offset)});")
+        step = t.threads_per_row * t.column_vector
+        unaligned = t.shifted and tensor.dtype == "any"  # such a tensor lies in its vectors in its own way
+        with e.loop("c", t.chunks):
+            guard = f"c * {step} < columns - col"
+            _access(e, stmt, vector, guard, f"c * {step}{stride}", f"{row}c * {vector}", elementwise=unaligned)
+        if t.shifted:
+            _access(e, stmt, 1, edge, "edge - col", f"{row}{t.row_registers - 1}")
 
 
-def _copy_row(e: Emitter, stmt: ir.Copy, ctype: str, column: str, columns: str, edge: str, terms: list[str]) -> None:
-    """One row's accesses, from the end of the tensor's `columns` and the terms of the row's offset."""
-    tensor, t, whole = _region(stmt).tensor, e.tile, isinstance(e.kernel.layouts[_fragment(stmt)], VectorisedRows)
-    stride = f" * p.{tensor.name}_stride[{len(tensor.dims) - 1}]" if t.column_vector == 1 else ""
-    e.line(f"const int col = {column};")
-    e.line(f"const int columns = {columns};")
-    e.line(f"const auto first = global<{ctype}>(p.{tensor.name}) + ({' + '.join([*terms, f'col{stride}'])});")
-    step = t.threads_per_row * t.column_vector
-    vector = t.vector if whole else t.column_vector
-    row = f"r * {t.row_registers} + " if whole and not t.lanes_on_rows else ""
-    unaligned = t.shifted and tensor.dtype == "any"  # such a tensor lies in its vectors in its own way
-    with e.loop("c", t.chunks):
-        guard = f"c * {step} < columns - col"
-        _access(e, stmt, vector, guard, f"c * {step}{stride}", f"{row}c * {vector}", elementwise=unaligned)
-    if t.shifted:
-        _access(e, stmt, 1, edge, "edge - col", f"{row}{t.row_registers - 1}")
+def _terms(tensor: ir.Tensor, places: list[str]) -> list[str]:
+    """Of an offset: each place in the tensor's first dimensions times its stride."""
+    return [f"{place} * p.{tensor.name}_stride[{d}]" for d, place in enumerate(places)]
+
+
+def _copy_values(e: Emitter, stmt: ir.Copy, ctype: str, origin: list[str]) -> None:
+    """One value a row: all threads of the row load it, one stores it."""
+    tensor = stmt.region.tensor
+    owner = " && member == 0" if isinstance(stmt.src, ir.Buffer) else ""
+    with e.loop("r", e.tile.passes):
+        e.line(f"const int64_t row = {origin[-1]} + {_row(e.tile)};")
+        offset = " + ".join(_terms(tensor, [*origin[:-1], "row"]))
+        e.line(f"const auto first = global<{ctype}>(p.{tensor.name}) + ({offset});")
+        _access(e, stmt, 1, f"row < {tensor.dims[-1]}{owner}", "0", "r")
 
 
 def _access(e: Emitter, stmt: ir.Copy, vector: int, guard: str, at: str, register: str, elementwise: bool = False) -> None:
     """One access: where the guard holds, `vector` elements; elsewhere the fill value."""
+    hint = "_evict_first" * stmt.evict_first
     if isinstance(stmt.src, ir.Buffer):
-        word = "store_global_evict_first" if stmt.evict_first else "store_global"
-        e.line(f"if ({guard}) {word}<{vector}>(first, {at}, {stmt.src.name}, {register}, {e.site(stmt)});")
+        e.line(f"if ({guard}) store_global{hint}<{vector}>(first, {at}, {stmt.src.name}, {register}, {e.site(stmt)});")
         return
-    word = "load_global_evict_first" if stmt.evict_first else "load_global"
-    word = "load_global_as_float" if stmt.src.tensor.dtype == "any" else word
-    word += f"_each<{vector}>" if elementwise else f"<{vector}>"
-    e.line(f"if ({guard}) {word}({stmt.dst.name}, {register}, first, {at}, {e.site(stmt)});")
+    word = f"load_global_as_float{'_each' * elementwise}" if stmt.src.tensor.dtype == "any" else f"load_global{hint}"
+    e.line(f"if ({guard}) {word}<{vector}>({stmt.dst.name}, {register}, first, {at}, {e.site(stmt)});")
     e.line(f"else fill<{vector}>({stmt.dst.name}, {register}, {statement(stmt.fill, None)});")
 
 
-def _reduce(e: Emitter, stmt: ir.Reduce, in_loop: bool) -> None:
+def _reduce(e: Emitter, stmt: ir.Reduce) -> None:
     """In the thread, then across its warp's lanes, then across warps through shared memory."""
     t, op = e.kernel.layouts[stmt.src], {"max": "Max", "sum": "Sum"}[stmt.op]
     src, dst = stmt.src.name, stmt.dst.name
@@ -218,7 +210,7 @@ def _reduce(e: Emitter, stmt: ir.Reduce, in_loop: bool) -> None:
             if not t.lanes_on_rows and t.threads_per_row > 1:
                 e.line(f"{dst}[r] = reduce_lanes<{op}, {min(t.threads_per_row, 32)}>({dst}[r], {e.site(stmt)});")
         if stmt in e.kernel.shared:
-            if in_loop:
+            if any(isinstance(loop, ir.Serial) and stmt in ir.walk(loop.body) for loop in ir.walk(e.kernel.body)):
                 e.line(f"sync_threads({e.site(stmt)});  // the last iteration's values have been read")
             member, leader = ("member", "true") if t.lanes_on_rows else ("member / 32", "member % 32 == 0")
             buffer = f"shared<float>({e.kernel.shared[stmt]})"
@@ -229,27 +221,26 @@ def _reduce(e: Emitter, stmt: ir.Reduce, in_loop: bool) -> None:
                 e.line(f"{dst}[r] = {op}::combine(before[r], {dst}[r]);")
 
 
-def _parallel(e: Emitter, stmt: ir.Parallel, in_loop: bool) -> None:
+def _parallel(e: Emitter, stmt: ir.Parallel) -> None:
     """Each thread runs over its own registers: pass r, and register q of the row."""
-    t, table = e.tile, e.kernel.layouts
-    layouts = [table[store.buffer] for store in stmt.body]
+    t, table, v = e.tile, e.kernel.layouts, e.tile.column_vector
     whole = f"q * {t.passes} + r" if t.lanes_on_rows else f"r * {t.row_registers} + q"
     names = {VectorisedRows: whole, PerRow: "r", PerColumn: "q"}
-    loops = ["r", "q"] if len(stmt.vars) == 2 else ["r"] if isinstance(layouts[0], PerRow) else ["q"]
+    loops = ["r", "q"] if len(stmt.vars) == 2 else ["r"] if isinstance(table[stmt.body[0].buffer], PerRow) else ["q"]
+    tile_index = {"r": _row(t), "q": f"(q / {v} * {t.threads_per_row} + member) * {v} + q % {v}"}
+    numbers = {x for store in stmt.body for x in ir.as_numbers(store.value)}
 
     def register(buffer):
         return names[type(table[buffer])]
 
-    def nest(loops):
-        if loops:
-            with e.loop(loops[0], t.passes if loops[0] == "r" else t.row_registers):
-                nest(loops[1:])
-        else:
-            _element_indices(e, stmt)
-            for store in stmt.body:
-                e.line(f"{store.buffer.name}[{register(store.buffer)}] = {statement(store.value, register)};")
-
-    nest(loops)
+    with ExitStack() as nest:
+        for loop in loops:
+            nest.enter_context(e.loop(loop, t.passes if loop == "r" else t.row_registers))
+        for var, loop in zip(stmt.vars, loops, strict=True):
+            if var in numbers:
+                e.line(f"const int {var.name} = {tile_index[loop]};")
+        for store in stmt.body:
+            e.line(f"{store.buffer.name}[{register(store.buffer)}] = {statement(store.value, register)};")
 
 
 def _row(t: VectorisedRows) -> str:
@@ -257,37 +248,17 @@ def _row(t: VectorisedRows) -> str:
     return f"slot * {t.vector} + r" if t.lanes_on_rows else f"r * {t.slots} + slot"
 
 
-def _element_indices(e: Emitter, stmt: ir.Parallel) -> None:
-    """The loop's variables as tile indices, where an expression uses them as numbers."""
-    used = {x.name for store in stmt.body for x in ir.as_numbers(store.value) if isinstance(x, ir.Var)}
-    t = e.tile
-    row, v = _row(t), t.column_vector
-    column = f"(q / {v} * {t.threads_per_row} + member) * {v} + q % {v}"
-    is_row = isinstance(e.kernel.layouts[stmt.body[0].buffer], PerRow)
-    forms = (row, column) if len(stmt.vars) == 2 else (row,) if is_row else (column,)
-    for var, form in zip(stmt.vars, forms, strict=True):
-        if var.name in used:
-            e.line(f"const int {var.name} = {form};")
-
-
-def _serial(e: Emitter, stmt: ir.Serial, in_loop: bool) -> None:
+def _serial(e: Emitter, stmt: ir.Serial) -> None:
     e.line("TILEOPS_NO_UNROLL")
     var = stmt.var.name
     with e.block(f"for (int {var} = 0; {var} < {statement(stmt.extent, None)}; ++{var})"):
-        _body(e, stmt.body, in_loop=True)
+        _body(e, stmt.body)
 
 
-def _if(e: Emitter, stmt: ir.If, in_loop: bool) -> None:
+def _if(e: Emitter, stmt: ir.If) -> None:
     with e.block(f"if ({statement(stmt.condition, None)})"):
-        _body(e, stmt.body, in_loop)
+        _body(e, stmt.body)
 
 
-_EMIT = {
-    ir.Alloc: _alloc,
-    ir.Fill: _fill,
-    ir.Copy: _copy,
-    ir.Reduce: _reduce,
-    ir.Parallel: _parallel,
-    ir.Serial: _serial,
-    ir.If: _if,
-}
+_EMIT = {ir.Alloc: _alloc, ir.Fill: _fill, ir.Copy: _copy, ir.Reduce: _reduce, ir.Parallel: _parallel, ir.Serial: _serial}
+_EMIT[ir.If] = _if

@@ -5,6 +5,7 @@ import math
 from tileops_dsl import ir
 
 CTYPES = {"float32": "float", "bfloat16": "bf16", "float16": "f16", "int32": "int", "int64": "int64_t", "bool": "bool"}
+CODES = {"bfloat16": "kBf16", "float16": "kF16", "float32": "kF32"}  # of the dtype of a tensor of any
 # The sign in C and how tightly it binds.
 INFIX = {"mul": ("*", 3), "floordiv": ("/", 3), "add": ("+", 2), "sub": ("-", 2), "lt": ("<", 1), "le": ("<=", 1),
          "eq": ("==", 0), "ne": ("!=", 0)}  # fmt: skip
@@ -22,19 +23,17 @@ def text(expr: ir.Expr, register) -> str:
         case ir.Cast(dtype="float32", value=ir.Load(buffer=buffer)):
             return f"to_float({ir.buffer_of(buffer).name}, {register(buffer)})"
         case ir.Cast(dtype=dtype, value=value):
-            return _cast(dtype, value.dtype, _bare(text(value, register)))
+            return _cast(dtype, value.dtype, statement(value, register))
         case ir.Call(op="select", args=args):
             condition, a, b = (text(a, register) for a in args)
             return f"({_bare(condition)} ? {a} : {b})"
         case ir.Call(op="neg", args=(a,)):
             inner = text(a, register)
             return f"-({inner})" if inner.startswith("-") else f"-{inner}"  # "--" would decrement
-        case ir.Call(op="div", args=args):
-            return f"divide({', '.join(_bare(text(a, register)) for a in args)})"
         case ir.Call(op=op, args=(a, b)) if op in INFIX:
             return f"({text(a, register)} {INFIX[op][0]} {text(b, register)})"
         case ir.Call(op=op, args=args):
-            return f"{op}({', '.join(_bare(text(a, register)) for a in args)})"
+            return f"{'divide' if op == 'div' else op}({', '.join(statement(a, register) for a in args)})"
     raise TypeError(expr)
 
 

@@ -1,18 +1,15 @@
 """The text of copies: TMA's, and those of a group between global memory, registers and shared memory."""
 
 from tileops_dsl import ir, plan
-from tileops_dsl.codegen.expressions import CTYPES, statement
+from tileops_dsl.codegen.expressions import CODES, CTYPES, statement
 from tileops_dsl.codegen.writer import Writer
 from tileops_dsl.schedule import Issue
-
-CODES = {"bfloat16": "kBf16", "float16": "kF16", "float32": "kF32"}
 
 
 def issue_copy(w: Writer, stmt: Issue) -> None:
     """By one thread: a box after the other."""
     op, kernel = stmt.op, w.kernel
-    loads = plan.is_load(op)
-    tile, region = (op.dst, op.src) if loads else (op.src, op.dst)
+    tile, region, loads = op.tile, op.region, plan.is_load(op)
     layout = kernel.layouts[tile]
     columns, rows = plan.box(kernel, op)
     for number in range(layout.columns // columns):
@@ -33,7 +30,7 @@ def issue_copy(w: Writer, stmt: Issue) -> None:
 def _coordinates(w: Writer, op: ir.Copy, region: ir.Region, tile: ir.Buffer, column: int, rows: int) -> str:
     """Innermost first; a group's own tile and a CTA's part of a tile begin further down."""
     *outer, row, first = (w.number(o) for o in region.origin)
-    if not plan.is_common(w.kernel, tile):
+    if not plan.is_common(w.kernel, tile) and not plan.tile_loop(w.kernel).alternate:
         row += f" + (group - {w.role.groups[0]}) * {rows}"
     if op.multicast:
         row += f" + rank * {rows}"
@@ -43,12 +40,13 @@ def _coordinates(w: Writer, op: ir.Copy, region: ir.Region, tile: ir.Buffer, col
 def copy(w: Writer, stmt: ir.Copy) -> None:
     """Of a vector, whose elements are spread over the group's threads."""
     layout = w.kernel.layouts[stmt.dst]
-    with w.loop("x", layout.extent // layout.threads):
+    with w.loop("x", layout.registers):
         if isinstance(stmt.src, ir.Region):
             _load_vector(w, stmt)
         else:
             place = f"thread + x * {layout.threads}"
-            w.line(f"store_shared({stmt.dst.name}, {place}, {stmt.src.name}[x], {w.site(stmt)});")
+            guard = f"if ({place} < {layout.extent}) " * (layout.extent % layout.threads > 0)
+            w.line(f"{guard}store_shared({stmt.dst.name}, {place}, {stmt.src.name}[x], {w.site(stmt)});")
 
 
 def _load_vector(w: Writer, stmt: ir.Copy) -> None:
@@ -61,17 +59,11 @@ def _load_vector(w: Writer, stmt: ir.Copy) -> None:
         pointer = f"global<{CTYPES[dtype]}>(p.{tensor.name})"
         word = f"load_global_as_float<1>({name}, x, {pointer}, col, {w.site(stmt)})"
         w.line(f"else if (p.{tensor.name}_dtype == {code}) {word};")
-    if not _read_only_if_given(w.kernel, stmt):
+    guarded = {id(s) for s in ir.walk_where(w.kernel.body, tensor.given)}
+    if any(stmt.dst in _read(s) and id(s) not in guarded for s in ir.walk(w.kernel.body)):  # else absent is never seen
         w.line(f"else fill<1>({name}, x, {statement(stmt.absent, None)});")
 
 
-def _read_only_if_given(kernel: ir.Kernel, stmt: ir.Copy) -> bool:
-    """Whether the value of an absent tensor is never seen."""
-    given = ir.Call("bool", "ne", (ir.Var("int32", f"{stmt.src.tensor.name}_dtype"), ir.Const("int32", 0)))
-    guarded = {id(s) for c in ir.walk(kernel.body) if isinstance(c, ir.If) and c.condition == given for s in ir.walk(c.body)}
-    return all(id(s) in guarded for s in ir.walk(kernel.body) if stmt.dst in _read(s))
-
-
 def _read(stmt: ir.Stmt) -> list[ir.Tile]:
-    loads = [e.buffer for x in ir.exprs_of(stmt) for e in ir.subexprs(x) if isinstance(e, ir.Load)]
+    loads = [e.buffer for x in ir.exprs_of(stmt) for e in ir.loads(x)]
     return [*loads, stmt.src] if isinstance(stmt, ir.Copy) else loads

@@ -7,7 +7,7 @@ from tileops_dsl.codegen.element_loops import chunks, parallel
 from tileops_dsl.codegen.moves import copy, issue_copy
 from tileops_dsl.codegen.writer import Writer
 from tileops_dsl.instruction_layouts import Operand, Swizzle
-from tileops_dsl.schedule import Advance, Await, Chunks, Fence, Issue, One, Retire, Rotating, Signal, Sync, Unrolled
+from tileops_dsl.schedule import Advance, Alone, Await, Chunks, Fence, Issue, One, Retire, Signal, Sync, Turn, Unrolled
 
 SWIZZLES = {Swizzle.B128: "k128", Swizzle.B64: "k64", Swizzle.B32: "k32"}
 
@@ -22,7 +22,7 @@ def body(w: Writer, stmts, spaced: bool = False) -> None:
         if isinstance(stmts[0], ir.If):
             _if(w, run)
         else:
-            _EMIT[type(stmts[0])](w, stmts[0])
+            w.statements[type(stmts[0])](w, stmts[0])
         del stmts[: len(run)]
 
 
@@ -61,14 +61,22 @@ def _exhausts(w: Writer, run: list[ir.If]) -> bool:
 
 
 def _persistent(w: Writer, stmt: ir.Persistent) -> None:
-    """Down the rows of a section of `group_size` (of clusters), then to the next column."""
-    row, column = stmt.vars
+    """Down the rows of a section of `group_size` (of clusters), then to the next column; item by item."""
+    *items, row, column = stmt.vars
     ctas, size = w.kernel.cluster[0], stmt.group_size
+    head, step = "int tile = first", "clusters"
+    if stmt.alternate:  # `tile` is asked for behind the loop
+        w.line(f"int tile = first + (group - {w.role.groups[0]}) * clusters;")
+        head, step = "", f"{len(w.role.groups)} * clusters"
     w.line("TILEOPS_NO_UNROLL")
-    with w.block("for (int tile = first; tile < tiles; tile += clusters)"):
-        w.line(f"const int section = tile / ({size} * columns);")
+    with w.block(f"for ({head}; tile < tiles; tile += {step})"):
+        place = "place" if items else "tile"
+        for item in items:
+            w.line(f"const int {item} = tile / (rows * columns);")
+            w.line("const int place = tile % (rows * columns);")
+        w.line(f"const int section = {place} / ({size} * columns);")
         w.line(f"const int height = min(rows - section * {size}, {size});")
-        w.line(f"const int rest = tile - section * {size} * columns;")
+        w.line(f"const int rest = {place} - section * {size} * columns;")
         index = f"section * {size} + rest % height"
         w.line(f"const int {row} = {f'({index}) * {ctas} + rank' if ctas > 1 else index};")
         w.line(f"const int {column} = rest / height;")
@@ -84,7 +92,28 @@ def _pipelined(w: Writer, stmt: ir.Pipelined) -> None:
         body(w, stmt.body)
 
 
+def _alone(w: Writer, stmt: Alone) -> None:
+    """The next tile is the group's if there was one before it, or none at all."""
+    with w.block("if (tile - clusters < tiles)" if stmt.which == "next" else f"if (group == {w.role.groups[-1]})"):
+        body(w, stmt.body)
+
+
+def _turn(w: Writer, stmt: Turn) -> None:
+    """Barriers behind the groups' own: a group waits at one of its own, and arrives at the other's."""
+    first, last = w.role.groups
+    if stmt.takes:
+        w.line(f"named_barrier_sync(group + 2, 256, {w.site(stmt)});")
+    else:
+        w.line(f"named_barrier_arrive({first + last + 2} - group, 256, {w.site(stmt)});")
+
+
 def _advance(w: Writer, stmt: Advance) -> None:
+    if stmt.steps:
+        loop = next(s for s in ir.walk(w.kernel.body) if isinstance(s, ir.Pipelined) and s.var == stmt.ring.var)
+        w.line(f"stage += {w.steps(loop)};")
+        w.line(f"phase ^= stage / {stmt.ring.stages} & 1;")
+        w.line(f"stage %= {stmt.ring.stages};")
+        return
     if w.role.warp is None and w.late:
         w.line("before = stage;")
     w.line(f"if (++stage == {stmt.ring.stages}) {{ stage = 0; phase ^= 1; }}")
@@ -93,13 +122,6 @@ def _advance(w: Writer, stmt: Advance) -> None:
 def _unrolled(w: Writer, stmt: Unrolled) -> None:
     with w.loop(str(stmt.var), stmt.extent):
         body(w, stmt.body)
-
-
-def _rotating(w: Writer, stmt: Rotating) -> None:
-    w.line("TILEOPS_NO_UNROLL")
-    with w.block(f"for (int {stmt.var} = 0; {stmt.var} < {stmt.extent}; ++{stmt.var})"):
-        body(w, stmt.body)
-        w.line(f"rotate<{stmt.columns // 2}>({stmt.tile.name});")
 
 
 def _one(w: Writer, stmt: One) -> None:
@@ -114,15 +136,19 @@ def _issue(w: Writer, stmt: Issue) -> None:
 def _product(w: Writer, stmt: Issue) -> None:
     gemm, kernel = stmt.op, w.kernel
     a, b = plan.operands(kernel, gemm)
-    rows = f" + (group - {w.role.groups[0]}) * {64 * a.tile.box_columns}"
-    _matrix(w, "a", gemm.a, a, rows)
+    rows = f" + (group - {w.role.groups[0]}) * {w.blocks * a.group_bytes // a.tile.element_bytes}"
+    _matrix(w, "a", gemm.a, a, "" if plan.tile_loop(kernel).alternate else rows)
     _matrix(w, "b", gemm.b, b, "")
     w.line(f"wgmma_fence({w.site(stmt)});")
+    block, to = (f" + h * {a.group_bytes}", f"h * {w.span(gemm.c.shape[1])}") if w.blocks > 1 else ("", "0")
+    operands = f"a{block} + {_step(a)}, b + {_step(b)}"
+    word = f"wgmma<{gemm.c.shape[1]}>({gemm.c.name}, {to}, {operands}, {_accumulate(w, gemm.clear)}, {w.site(stmt)});"
     w.line("TILEOPS_UNROLL")
-    steps = (a.tile.columns * a.tile.element_bytes) // 32
-    operands = f"a + {_step(a, steps)}, b + {_step(b, steps)}"
-    word = f"wgmma<{gemm.c.shape[1]}>({gemm.c.name}, 0, {operands}, {_accumulate(w, gemm.clear)}, {w.site(stmt)});"
-    w.line(f"for (int q = 0; q < {steps}; ++q) {word}")
+    if w.blocks == 1:
+        w.line(f"for (int q = 0; q < {a.steps}; ++q) {word}")
+    else:
+        with w.block(f"for (int q = 0; q < {a.steps}; ++q)"), w.of_blocks():
+            w.line(word)
     w.line(f"wgmma_commit({w.site(stmt)});")
 
 
@@ -134,9 +160,9 @@ def _matrix(w: Writer, name: str, buffer: ir.Buffer, operand: Operand, rows: str
     w.line(f"const auto {name} = matrix_at<{template}>({place});")
 
 
-def _step(operand: Operand, steps: int) -> str:
+def _step(operand: Operand) -> str:
     """Bytes to the operand of instruction q: within a box, then from box to box."""
-    if all(operand.advance(q) == q * operand.advance(1) for q in range(steps)):
+    if all(operand.advance(q) == q * operand.advance(1) for q in range(operand.steps)):
         return f"q * {operand.advance(1)}"
     in_box = operand.tile.swizzle.row_bytes // 32
     return f"(q / {in_box} * {operand.advance(in_box)} + q % {in_box} * {operand.advance(1)})"
@@ -160,11 +186,12 @@ def _retire(w: Writer, stmt: Retire) -> None:
 def _await(w: Writer, stmt: Await) -> None:
     """A writer's first waits pass: it takes the other parity."""
     barrier = plan.barrier_named(w.kernel, stmt.barrier)
-    phase = w.phase(barrier)
-    w.line(f"wait({w.slot(barrier)}, {phase}{' ^ 1' if barrier.kind == 'empty' else ''}, {w.site(stmt)});")
-    if not barrier.common:
-        last = f"{barrier.ring.var} % {barrier.ring.stages} == {barrier.ring.stages - 1}"
-        w.line(f"{phase} ^= {last};")
+    phase, stage = w.phase(barrier), f"{barrier.ring.var} % {barrier.ring.stages}"
+    if barrier.common:
+        w.line(f"wait({w.slot(barrier)}, {phase}{' ^ 1' if barrier.kind == 'empty' else ''}, {w.site(stmt)});")
+    else:  # a bit for each stage: a tile need not go round all of them
+        w.line(f"wait({w.slot(barrier)}, ({phase} >> {stage}) & 1, {w.site(stmt)});")
+        w.line(f"{phase} ^= 1 << {stage};")
 
 
 def _signal(w: Writer, stmt: Signal) -> None:
@@ -189,17 +216,18 @@ def _fence(w: Writer, stmt: Fence) -> None:
     w.line(f"fence_async_shared({w.site(stmt)});")
 
 
-_EMIT = {
+STATEMENTS = {
     Advance: _advance,
+    Alone: _alone,
     Await: _await,
     Chunks: chunks,
     Fence: _fence,
     Issue: _issue,
     One: _one,
     Retire: _retire,
-    Rotating: _rotating,
     Signal: _signal,
     Sync: _sync,
+    Turn: _turn,
     Unrolled: _unrolled,
     ir.Copy: copy,
     ir.Parallel: parallel,

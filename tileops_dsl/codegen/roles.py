@@ -3,18 +3,18 @@
 from itertools import groupby
 
 from tileops_dsl import ir, plan
+from tileops_dsl.codegen import group_fragments
 from tileops_dsl.codegen.arithmetic import arithmetic, ceil_divided
 from tileops_dsl.codegen.expressions import CTYPES
-from tileops_dsl.codegen.params import role_params
-from tileops_dsl.codegen.role_statements import body
+from tileops_dsl.codegen.role_statements import STATEMENTS, body
 from tileops_dsl.codegen.writer import Writer
 from tileops_dsl.instruction_layouts import SharedTile
 from tileops_dsl.schedule import Role, Signal
 
 
-def emit_roles(kernel: ir.Kernel, name: str, op: str) -> tuple[str, dict[int, str]]:
-    """The definition of the kernel `name` and of its parameter struct, and the program's line for each site number."""
-    w = Writer(kernel)
+def emit_roles(kernel: ir.Kernel, name: str, struct: str) -> tuple[str, dict[int, str]]:
+    """The definition of the kernel `name`, which takes a `struct`, and the program's line for each site number."""
+    w = Writer(kernel, fragments=group_fragments, statements=STATEMENTS)
     _frame(w)
     for i, role in enumerate(kernel.roles):
         w.line("} else {" if i else f"if (group == {role.groups[0]}) {{")
@@ -24,15 +24,9 @@ def emit_roles(kernel: ir.Kernel, name: str, op: str) -> tuple[str, dict[int, st
     w.line("}")
     if kernel.ctas > 1:
         w.line(f"cluster_sync({w.site_at(kernel.location)});  // nobody leaves while a peer may arrive")
-    threads = kernel.threads + 128 * sum(len(r.groups) for r in kernel.roles if r.warp is not None)
-    head = [*_struct(kernel, op), f"// {kernel.location}: {kernel.location.text}"]
-    head.append(f"TILEOPS_KERNEL({name}, {op}_params, {threads}, {kernel.min_blocks}) {{")
-    return "\n".join([*head, *w.lines, "}", ""]), w.sites
-
-
-def _struct(kernel: ir.Kernel, op: str) -> list[str]:
-    fields = [f"  {ctype} {name};" for name, ctype, _ in role_params(kernel)]
-    return [f"struct {op}_params {{", *fields, "};", ""]
+    head = f"// {kernel.location}: {kernel.location.text}"
+    opening = f"TILEOPS_KERNEL({name}, {struct}, {plan.threads(kernel)}, {kernel.min_blocks}) {{"
+    return "\n".join([head, opening, *w.lines, "}", ""]), w.sites
 
 
 def _frame(w: Writer) -> None:
@@ -55,19 +49,19 @@ def _frame(w: Writer) -> None:
         w.line(f"fence_barrier_init({w.site_at(kernel.location)});")
     w.line(f"{'cluster_sync' if kernel.ctas > 1 else 'sync_threads'}({w.site_at(kernel.location)});")
     w.line()
-    _tiles(w)
+    count_tiles(w)
 
 
-def _tiles(w: Writer) -> None:
+def count_tiles(w: Writer) -> None:
     """The work of all CTAs, and what of it is this one's."""
     kernel = w.kernel
-    (tiles,) = (s for s in kernel.body if isinstance(s, ir.Persistent))
-    ctas = kernel.cluster[0]
+    tiles, ctas = plan.tile_loop(kernel), kernel.cluster[0]
     if ctas > 1:
         w.line(f"// Tiles of the cluster, whose CTAs have {ctas} neighbouring rows of tiles.")
-    w.line(f"const int rows = {arithmetic(kernel, ceil_divided(tiles.extents[0], ctas))};")
-    w.line(f"const int columns = {arithmetic(kernel, tiles.extents[1])};")
-    w.line("const int tiles = rows * columns;")
+    *items, rows, columns = tiles.extents
+    w.line(f"const int rows = {arithmetic(kernel, ceil_divided(rows, ctas))};")
+    w.line(f"const int columns = {arithmetic(kernel, columns)};")
+    w.line(f"const int tiles = {''.join(f'{arithmetic(kernel, item, 3)} * ' for item in items)}rows * columns;")
     for loop in (s for s in ir.walk(kernel.body) if isinstance(s, ir.Pipelined) and not isinstance(s.extent, ir.Const)):
         w.line(f"const int {w.steps(loop)} = {arithmetic(kernel, loop.extent)};")
     w.line(f"const int first = static_cast<int>(block_index_x()){f' / {ctas}' if ctas > 1 else ''};")
@@ -88,7 +82,8 @@ def _producer(w: Writer, role: Role) -> None:
 def _consumer(w: Writer, role: Role) -> None:
     w.role = role
     kernel, first = w.kernel, role.groups[0]
-    w.line(f"register_budget_increase<{role.registers}>({w.site_at(kernel.location)});")
+    change = "increase" if len(role.groups) > 1 else "decrease"  # one consumer begins with half the register file
+    w.line(f"register_budget_{change}<{role.registers}>({w.site_at(kernel.location)});")
     w.line("const int thread = thread_index() % 128;")
     w.line("const int lane = thread % 32;")
     for buffer in (b for b in kernel.shared if not plan.is_common(kernel, b)):
@@ -98,7 +93,7 @@ def _consumer(w: Writer, role: Role) -> None:
         w.line(f"const auto {buffer.name} = {base} + (group - {first}) * {elements};")
         layout = kernel.layouts[buffer]
         if isinstance(layout, SharedTile):
-            w.line(f"const int {buffer.name}_offset = (thread / 32 * 16 + lane % 16) * {layout.box_columns};")
+            w.line(f"const int {buffer.name}_offset = {group_fragments.offset(w, layout)};")
     for b in (b for b in kernel.barriers if not b.common):
         w.line(f"const auto {b.name} = shared<mbarrier>({b.offset}) + (group - {first}) * {b.ring.stages};")
     for buffer in (b for b in kernel.layouts if b.scope == "fragment"):

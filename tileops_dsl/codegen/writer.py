@@ -1,6 +1,8 @@
 """The text of a kernel with roles while it is written."""
 
+from contextlib import nullcontext
 from dataclasses import dataclass, field
+from types import ModuleType
 
 from tileops_dsl import ir, plan
 from tileops_dsl.codegen.arithmetic import arithmetic
@@ -14,6 +16,8 @@ class Writer(Emitter):
     late: bool = False  # a stage is handed back one iteration later
     quoted: ir.Location | None = None
     conditions: list[ir.Expr] = field(default_factory=list)  # that hold here
+    fragments: ModuleType | None = None  # group_fragments or portable_fragments: how fragments lie
+    statements: dict | None = None  # how each kind of statement is written
 
     def quote(self, location: ir.Location) -> None:
         """The program's line above its block; once where several blocks follow each other."""
@@ -23,6 +27,19 @@ class Writer(Emitter):
 
     def number(self, expr: ir.Expr, outer: int = -1) -> str:
         return arithmetic(self.kernel, expr, outer)
+
+    def span(self, columns: int) -> int:
+        """Registers of so many columns of a fragment, in one block of its rows."""
+        layout = next(la for b, la in self.kernel.layouts.items() if b.scope == "fragment" and len(b.shape) == 2)
+        return layout.registers * columns // layout.columns // self.blocks
+
+    @property
+    def blocks(self) -> int:
+        return plan.blocks(self.kernel)
+
+    def of_blocks(self):
+        """A loop over the blocks h of rows, where there is more than one."""
+        return self.loop("h", self.blocks) if self.blocks > 1 else nullcontext()
 
     def allocation(self, buffer: ir.Buffer) -> ir.Location:
         return next(s.location for s in self.kernel.body if isinstance(s, ir.Alloc) and s.buffer == buffer)

@@ -1,10 +1,10 @@
-"""The tile programs: one file for each operator, from a configuration to a kernel.
+"""The tile programs: `<op>.py` has the function `<op>` from a configuration to a kernel.
 
 `PROGRAMS[op](config)` records the program of an operator for one row of `configs/<op>.json`.
 """
 
-from tileops_dsl.kernels.gemm import gemm
-from tileops_dsl.kernels.rms_norm import rms_norm, rms_norm_silu
-from tileops_dsl.kernels.softmax import softmax
+from importlib import import_module
+from pkgutil import iter_modules
 
-PROGRAMS = {"softmax": softmax, "rms_norm": rms_norm, "rms_norm_silu": rms_norm_silu, "gemm": gemm}
+MODULES = {module.name: import_module(f"{__name__}.{module.name}") for module in iter_modules(__path__)}
+PROGRAMS = {op: getattr(module, op) for op, module in MODULES.items()}

@@ -1,10 +1,15 @@
-"""What is being recorded, and where the author wrote it."""
+"""What is being recorded, where the author wrote it, and what recording cannot follow."""
 
+import ast
 import contextlib
+import functools
+import inspect
+import itertools
 import linecache
 import os
 import re
 import sys
+import textwrap
 
 from tileops_dsl import ir
 from tileops_dsl.errors import TileError
@@ -39,15 +44,20 @@ class Builder:
         self.loops: set[str] = set()
         self.reserved = RESERVED
         self.kernel: dict | None = None
+        self.in_parallel = False
 
     def emit(self, stmt: ir.Stmt) -> None:
-        if isinstance(stmt, ir.Store) != self.in_parallel:
-            raise TileError(*_PLACE[self.in_parallel], stmt.location)
+        if self.in_parallel and not isinstance(stmt, ir.Store):
+            problem = "only assignments to fragment elements can stand in T.Parallel"
+            raise TileError(problem, "this statement before or after the loop", stmt.location)
+        if isinstance(stmt, ir.Store) and not self.in_parallel:
+            problem = "a fragment element is assigned outside T.Parallel"
+            raise TileError(problem, "for i, j in T.Parallel(...): tile[i, j] = value", stmt.location)
         self.bodies[-1].append(stmt)
 
-    in_parallel = False
-
     def open(self) -> None:
+        """The body of a loop or of T.If begins."""
+        _reject_rebinding(author_frame().f_code)
         self.bodies.append([])
 
     def close(self) -> tuple[ir.Stmt, ...]:
@@ -62,19 +72,16 @@ class Builder:
         self.names[name] = here()
         return name
 
-    def loop_vars(self, dtype: str, where: ir.Location, count: int) -> tuple[ir.Var, ...]:
+    def loop_vars(self, where: ir.Location, count: int) -> tuple[ir.Var, ...]:
         """The author's names, as the line of the loop has them; a name that is taken gets a number."""
         written = re.match(r"for \(?([\w, ]+?)\)? in ", where.text)
         names = [name.strip() for name in written[1].split(",")] if written else []
-        return tuple(self._loop_var(dtype, name) for name in (names if len(names) == count else "ijkmn"[:count]))
-
-    def _loop_var(self, dtype: str, name: str) -> ir.Var:
-        unique, number = name, 1
-        while unique in self.loops or unique in self.names or unique in self.reserved:
-            number += 1
-            unique = f"{name}_{number}"
-        self.loops.add(unique)
-        return ir.Var(dtype, unique)
+        variables = []
+        for name in names if len(names) == count else "ijkmn"[:count]:
+            free = itertools.chain([name], (f"{name}_{number}" for number in itertools.count(2)))
+            variables.append(next(n for n in free if n not in self.loops | self.names.keys() | self.reserved))
+            self.loops.add(variables[-1])
+        return tuple(ir.Var("int32", name) for name in variables)
 
 
 RESERVED = frozenset(
@@ -82,14 +89,9 @@ RESERVED = frozenset(
 )
 # Those of kernels without a grid.
 RESERVED_PERSISTENT = frozenset(
-    "p q x a b col full empty group rank thread lane rows columns tiles first clusters tile section height rest stage phase"
-    " before steps shared global site".split()
+    "p q x a b col full empty group rank thread lane rows columns tiles first clusters tile place section height rest stage"
+    " h round phase before steps shared global site".split()
 )
-
-_PLACE = {
-    True: ("only assignments to fragment elements can stand in T.Parallel", "this statement before or after the loop"),
-    False: ("a fragment element is assigned outside T.Parallel", "for i, j in T.Parallel(...): tile[i, j] = value"),
-}
 
 _current: list[Builder] = []
 
@@ -100,12 +102,49 @@ def builder() -> Builder:
     return _current[-1]
 
 
-class recording:
+@contextlib.contextmanager
+def recording():
     """Records the words that are called in its scope."""
-
-    def __enter__(self) -> Builder:
-        _current.append(Builder())
-        return _current[-1]
-
-    def __exit__(self, *exc) -> None:
+    _current.append(Builder())
+    try:
+        yield _current[-1]
+    finally:
         _current.pop()
+
+
+@functools.cache
+def _reject_rebinding(code) -> None:
+    """The body of a loop or of T.If runs once while recording, whatever happens at run time.
+
+    So a name that it rebinds would silently keep one value, and a statement that leaves T.If would silently drop the rest.
+    """
+    function = ast.parse(textwrap.dedent(inspect.getsource(code))).body[0]
+    for block in ast.walk(function):
+        word = _word(block)
+        if word not in ("Parallel", "serial", "If", "Pipelined", "Persistent"):
+            continue
+        before = {n.id for n in _stored(function) if n.lineno < block.lineno}
+        for name in (n for stmt in block.body for n in _stored(stmt)):
+            if name.id in before:
+                problem = f"{name.id} is bound before T.{word} and again inside it; the body is recorded once"
+                raise TileError(problem, "a fragment for what changes at run time", _line_of(code, name))
+        for jump in (n for n in ast.walk(block) if word == "If" and isinstance(n, ast.Return | ast.Break | ast.Continue)):
+            problem = f"{type(jump).__name__.lower()} in T.If takes effect while recording, whatever the condition"
+            raise TileError(problem, "T.If around the statements that it shall skip", _line_of(code, jump))
+
+
+def _line_of(code, node) -> ir.Location:
+    return location(code.co_filename, code.co_firstlineno + node.lineno - 1)
+
+
+def _word(block) -> str:
+    """The word of the language that opens the block: of `for ... in T.serial(...)` or `with T.If(...)`."""
+    call = block.iter if isinstance(block, ast.For) else block.items[0].context_expr if isinstance(block, ast.With) else None
+    return getattr(call.func, "attr", getattr(call.func, "id", "")) if isinstance(call, ast.Call) else ""
+
+
+def _stored(node) -> list[ast.Name]:
+    """Names that assignments bind (a loop's own variables are fresh each time)."""
+    names = [n for n in ast.walk(node) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)]
+    loop_vars = {id(n) for loop in ast.walk(node) if isinstance(loop, ast.For) for n in ast.walk(loop.target)}
+    return [n for n in names if id(n) not in loop_vars]

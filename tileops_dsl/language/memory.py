@@ -2,11 +2,14 @@
 
 import operator
 import re
+from dataclasses import replace
 
-from tileops_dsl import ir, layouts
+from tileops_dsl import ir
 from tileops_dsl.errors import TileError
 from tileops_dsl.language.builder import builder, here
 from tileops_dsl.language.scalar import Value, convert, to_expr
+
+__all__ = ["alloc_fragment", "alloc_shared", "annotate_layout", "copy", "fill"]
 
 
 class TensorArg:
@@ -15,25 +18,19 @@ class TensorArg:
     def __init__(self, tensor: ir.Tensor):
         self.tensor = tensor
 
-    dtype = property(lambda self: self.tensor.dtype)
-
     @property
     def given(self) -> Value:
         """Whether an optional tensor (of dtype "any", or marked so) was passed."""
-        if self.tensor.dtype != "any" and not self.tensor.optional:
+        if not self.tensor.flag:
             raise TileError(f"{self.tensor.name} is always given", 'T.Tensor(dims, "any") for an optional tensor', here())
-        code = ir.Var("int32", f"has_{self.tensor.name}" if self.tensor.optional else f"{self.tensor.name}_dtype")
-        return Value(ir.Call("bool", "ne", (code, ir.Const("int32", 0))))
+        return Value(self.tensor.given)
 
     def __getitem__(self, origin) -> ir.Region:
-        origin = origin if isinstance(origin, tuple) else (origin,)
-        if len(origin) != len(self.tensor.dims):
-            raise TileError(
-                f"{self.tensor.name} has {len(self.tensor.dims)} dimensions and is given {len(origin)} coordinates",
-                f"{self.tensor.name}[{', '.join(map(str, self.tensor.dims))}]",
-                here(),
-            )
-        return ir.Region(self.tensor, tuple(to_expr(o) for o in origin))
+        origin, (name, dims) = origin if isinstance(origin, tuple) else (origin,), (self.tensor.name, self.tensor.dims)
+        if len(origin) != len(dims):
+            problem = f"{name} has {len(dims)} dimensions and is given {len(origin)} coordinates"
+            raise TileError(problem, f"{name}[{', '.join(map(str, dims))}]", here())
+        return ir.Region(self.tensor, tuple(map(to_expr, origin)))
 
 
 class Fragment:
@@ -73,12 +70,9 @@ class Fragment:
     def _indices(self, indices) -> tuple[ir.Expr, ...]:
         indices = indices if isinstance(indices, tuple) else (indices,)
         if len(indices) != len(self.shape):
-            raise TileError(
-                f"{self.buffer.name} has {len(self.shape)} dimensions and is given {len(indices)} indices",
-                "one index for each dimension",
-                here(),
-            )
-        return tuple(to_expr(i) for i in indices)
+            problem = f"{self.buffer.name} has {len(self.shape)} dimensions and is given {len(indices)} indices"
+            raise TileError(problem, "one index for each dimension", here())
+        return tuple(map(to_expr, indices))
 
 
 def alloc_fragment(shape: tuple[int, ...], dtype: str) -> Fragment:
@@ -102,22 +96,6 @@ def _alloc(scope: str, shape: tuple[int, ...], dtype: str) -> Fragment:
     buffer = ir.Buffer(builder().declare(name[1]), scope, tuple(map(operator.index, shape)), dtype)
     builder().emit(ir.Alloc(where, buffer))
     return Fragment(buffer)
-
-
-def vectorised_rows(
-    shape: tuple[int, int],
-    *,
-    threads: int,
-    threads_per_row: int,
-    vector: int,
-    lanes_on_rows: bool = False,
-    shifted: bool = False,
-) -> layouts.VectorisedRows:
-    """The layout in which `threads_per_row` threads hold a row, `vector` neighbouring elements at a time (layouts.py)."""
-    try:
-        return layouts.VectorisedRows(*shape, threads, threads_per_row, vector, lanes_on_rows, shifted)
-    except ValueError as e:
-        raise TileError(str(e), "tile sizes that the threads divide", here()) from e
 
 
 def annotate_layout(table: dict) -> None:
@@ -150,67 +128,50 @@ def copy(src, dst, *, fill=None, absent=None, eviction_policy: str = "evict_norm
         raise TileError("a copy has a tensor's tile on one side and a fragment on the other", "T.copy(x[i, j], tile)", where)
     if multicast and kinds != ("global", "shared"):
         raise TileError("only a load into shared memory is multicast", "the copy without multicast", where)
-    if "global" in kinds:
-        _check_tensor(ends, eviction_policy, where)
+    stmt = ir.Copy(where, *ends, None, None, eviction_policy == "evict_first", multicast)
+    if stmt.region:
+        _check_tensor(stmt)
     elif ends[0].dtype != ends[1].dtype or ends[0].shape != ends[1].shape:
-        problem = (
-            f"{ends[0].name} is {ends[0].dtype}{list(ends[0].shape)} and {ends[1].name} {ends[1].dtype}{list(ends[1].shape)}"
-        )
-        raise TileError(problem, "two tiles of one shape and dtype", where)
-    _check_values(ends, kinds, fill, absent, where)
-    values = [None if v is None else convert(to_expr(v), ends[1].dtype) for v in (fill, absent)]
-    builder().emit(ir.Copy(where, *ends, *values, eviction_policy == "evict_first", multicast))
+        a, b = (f"{end.dtype}{list(end.shape)}" for end in ends)
+        raise TileError(f"{ends[0].name} is {a} and {ends[1].name} {b}", "two tiles of one shape and dtype", where)
+    _check_values(stmt, kinds, fill, absent)
+    values = {"fill": fill, "absent": absent}
+    values = {name: convert(to_expr(v), ends[1].dtype) for name, v in values.items() if v is not None}
+    builder().emit(replace(stmt, **values))
 
 
 _COPIES = (("global", "fragment"), ("fragment", "global"), ("global", "shared"), ("shared", "global"), ("fragment", "shared"))
 
 
-def _check_tensor(ends, eviction_policy: str, where) -> None:
+def _check_tensor(stmt: ir.Copy) -> None:
     """The tensor's end of a copy and the other one fit."""
-    loads = isinstance(ends[0], ir.Region)
-    region, tile = ends if loads else ends[::-1]
-    tensor = region.tensor
-    if tensor.dtype != tile.dtype and not (
-        tensor.dtype == "any" and loads and (tile.dtype, tile.scope) == ("float32", "fragment")
-    ):
-        raise TileError(
-            f"{tile.name} is {tile.dtype} and {tensor.name} is {tensor.dtype}; a copy does not convert",
-            "a fragment of the tensor's dtype, and T.cast in T.Parallel",
-            where,
-        )
+    tensor, tile = stmt.region.tensor, stmt.tile
+    converts = tensor.dtype == "any" and tile is stmt.dst and (tile.dtype, tile.scope) == ("float32", "fragment")
+    if tensor.dtype != tile.dtype and not converts:
+        problem = f"{tile.name} is {tile.dtype} and {tensor.name} is {tensor.dtype}; a copy does not convert"
+        raise TileError(problem, "a fragment of the tensor's dtype, and T.cast in T.Parallel", stmt.location)
     if len(tile.shape) > len(tensor.dims):
-        raise TileError(
-            f"{tile.name} has {len(tile.shape)} dimensions and {tensor.name} {len(tensor.dims)}",
-            "a fragment of the tensor's last dimensions",
-            where,
-        )
-    if tensor.dtype == "any" and eviction_policy != "evict_normal":
-        problem = f'{tensor.name} is of dtype "any"; its copy has no eviction_policy'
-        raise TileError(problem, "the copy without it", where)
-    if tile.scope == "shared" and eviction_policy != "evict_normal":
-        raise TileError("a copy of shared memory has no eviction_policy", "the copy without it", where)
+        problem = f"{tile.name} has {len(tile.shape)} dimensions and {tensor.name} {len(tensor.dims)}"
+        raise TileError(problem, "a fragment of the tensor's last dimensions", stmt.location)
+    if stmt.evict_first and (tensor.dtype == "any" or tile.scope == "shared"):
+        what = f'{tensor.name} is of dtype "any"; its copy' if tensor.dtype == "any" else "a copy of shared memory"
+        raise TileError(f"{what} has no eviction_policy", "the copy without it", stmt.location)
 
 
-def _check_values(ends, kinds, fill, absent, where) -> None:
+def _check_values(stmt: ir.Copy, kinds: tuple[str, str], fill, absent) -> None:
     """What is read outside a tensor, and in place of one."""
     loads = kinds == ("global", "fragment")
-    if loads == (fill is None):
-        raise TileError(
-            "a copy from global memory says what lies outside the tensor"
-            if loads
-            else "what lies outside the tensor is 0 in shared memory"
-            if kinds == ("global", "shared")
-            else "a store fills nothing",
-            "T.copy(x[i, j], tile, fill=0.0)" if loads else "the copy without fill",
-            where,
-        )
-    optional = kinds[0] == "global" and ends[0].tensor.dtype == "any"
-    if optional == (absent is None):
-        name = next(end.tensor.name if isinstance(end, ir.Region) else end.name for end in ends)
-        raise TileError(
-            f"{name} is optional; its copy says what is read where it was not passed"
-            if absent is None
-            else f"{name} is always given",
-            "T.copy(x[i], tile, fill=0.0, absent=1.0)" if absent is None else "the copy without absent",
-            where,
-        )
+    if loads and fill is None:
+        problem = "a copy from global memory says what lies outside the tensor"
+        raise TileError(problem, "T.copy(x[i, j], tile, fill=0.0)", stmt.location)
+    if not loads and fill is not None:
+        into_shared = kinds == ("global", "shared")
+        problem = "what lies outside the tensor is 0 in shared memory" if into_shared else "a store fills nothing"
+        raise TileError(problem, "the copy without fill", stmt.location)
+    optional = kinds[0] == "global" and stmt.src.tensor.dtype == "any"
+    name = stmt.region.tensor.name if stmt.region else stmt.src.name
+    if optional and absent is None:
+        problem = f"{name} is optional; its copy says what is read where it was not passed"
+        raise TileError(problem, "T.copy(x[i], tile, fill=0.0, absent=1.0)", stmt.location)
+    if absent is not None and not optional:
+        raise TileError(f"{name} is always given", "the copy without absent", stmt.location)

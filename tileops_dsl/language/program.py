@@ -10,6 +10,8 @@ from tileops_dsl.language.builder import RESERVED_PERSISTENT, builder, here, loc
 from tileops_dsl.language.memory import TensorArg
 from tileops_dsl.language.scalar import Value, to_expr
 
+__all__ = ["Kernel", "Scalar", "Tensor", "annotate_min_blocks_per_sm", "dynamic", "prim_func"]
+
 
 @dataclass(frozen=True)
 class Tensor:
@@ -61,14 +63,8 @@ def Kernel(*grid, threads: int, cluster: tuple[int, int] = (1, 1)):
     if not grid:
         b.reserved = RESERVED_PERSISTENT
     blocks = tuple(ir.Var("int64", f"block_{'xyz'[i]}") for i in range(len(grid)))
-    b.kernel = {
-        "min_blocks": 1,
-        "blocks": blocks,
-        "grid": tuple(to_expr(g) for g in grid),
-        "threads": threads,
-        "cluster": cluster,
-        "location": where,
-    }
+    grid = tuple(map(to_expr, grid))
+    b.kernel = {"blocks": blocks, "grid": grid, "threads": threads, "cluster": cluster, "location": where}
     yield Value(blocks[0]) if len(blocks) == 1 else tuple(map(Value, blocks))
 
 

@@ -1,15 +1,16 @@
 """Barriers: the ends of every edge in the roles' bodies, and the mbarriers with their arrivals and bytes.
 
 Between the producer and the consumers each ring has `full` (its copies have arrived) and `empty` (its products have read); for
-loads that a group issues itself, `full` only. Within a group, what hazards.py finds.
+loads that a group issues itself, `full` only. Within a group, what hazards.py finds. Groups that alternate take turns at the
+ring: a group that waited for a stage while the other still waits for the round before would take that one's phase for its own.
 """
 
 from dataclasses import replace
 
 from tileops_dsl import ir
 from tileops_dsl.passes import hazards
-from tileops_dsl.plan import barrier_of, consumers, is_common, is_load, is_store, loads_of, peers, ring_of
-from tileops_dsl.schedule import Await, Barrier, Fence, Issue, One, Retire, Role, Signal, Sync, Unrolled
+from tileops_dsl.plan import barrier_of, consumers, is_common, is_load, is_store, loads_of, peers, ring_of, sharing
+from tileops_dsl.schedule import Alone, Await, Barrier, Fence, Issue, One, Retire, Role, Signal, Sync, Turn, Unrolled
 from tileops_dsl.targets import Target
 
 
@@ -40,7 +41,7 @@ def _barriers(kernel: ir.Kernel):
 
 def releases(kernel: ir.Kernel, ring) -> int:
     """Arrivals that hand back a stage: a thread of each group of each peer; without peers each warp."""
-    groups = len(consumers(kernel).groups)
+    groups = sharing(kernel)
     return groups * (peers(kernel, ring) if peers(kernel, ring) > 1 else 4)
 
 
@@ -67,11 +68,23 @@ def _producer(kernel: ir.Kernel, role: Role) -> Role:
 
 def _group(kernel: ir.Kernel, role: Role) -> Role:
     needs, ways, conditions = hazards.find(kernel, role.body)
-    body = _Group(kernel, needs, ways, conditions).body(role.body)
+    body = _in_turns(_Group(kernel, needs, ways, conditions).body(role.body))
     stores = [s.location for s in ir.walk(role.body) if isinstance(s, Issue) and is_store(s.op)]
     if stores:  # shared memory stays until it has been read
         body = (*body, One(stores[-1], (Retire(stores[-1], "store", 0),)))
     return replace(role, body=body)
+
+
+def _in_turns(body: tuple[ir.Stmt, ...]) -> tuple[ir.Stmt, ...]:
+    """The product loops of groups that alternate, one behind the other; the last group gives the first its first turn."""
+    *late, tiles = body
+    if not late:
+        return body
+    where = tiles.location
+    take, give = Turn(where, True), Turn(where, False)
+    inner = [s for stmt in tiles.body for s in ((take, stmt, give) if isinstance(stmt, ir.Pipelined) else (stmt,))]
+    first = replace(late[0], body=(give, *late[0].body))
+    return first, replace(tiles, body=tuple(inner)), Alone(where, "next", (take,))
 
 
 class _Group:

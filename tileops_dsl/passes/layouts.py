@@ -15,7 +15,7 @@ from tileops_dsl.targets import Target
 
 def infer_layouts(kernel: ir.Kernel, target: Target) -> ir.Kernel:
     if kernel.roles:
-        return infer_tiles(kernel)
+        return infer_tiles(kernel, target)
     table: dict[ir.Buffer, object] = {}
     statements = list(ir.walk(kernel.body))
     for stmt in statements:
@@ -31,53 +31,34 @@ def infer_layouts(kernel: ir.Kernel, target: Target) -> ir.Kernel:
                 _spread(table, stmt)
     for stmt in statements:
         if isinstance(stmt, ir.Alloc) and stmt.buffer not in table:
-            raise TileError(
-                f"{stmt.buffer.name} has no layout: no loop or reduction ties it to a fragment that has one",
-                f"T.annotate_layout({{{stmt.buffer.name}: ...}})",
-                stmt.location,
-            )
+            problem = f"{stmt.buffer.name} has no layout: no loop or reduction ties it to a fragment that has one"
+            raise TileError(problem, f"T.annotate_layout({{{stmt.buffer.name}: ...}})", stmt.location)
     return replace(kernel, layouts=table)
-
-
-def accesses(loop: ir.Parallel):
-    """(buffer, indices, location, stored) of each fragment element that the loop reads or writes."""
-    for store in loop.body:
-        yield store.buffer, store.indices, store.location, True
-        for expr in (*store.indices, store.value):
-            yield from ((e.buffer, e.indices, store.location, False) for e in ir.subexprs(expr) if isinstance(e, ir.Load))
 
 
 def _spread(table: dict, loop: ir.Parallel) -> None:
     """All fragments of an element-wise loop share the tile: [i, j] all of it, [i] a value per row, [j] one per column."""
-    used = list(accesses(loop))
-    tile = next((tile_of(table[buffer]) for buffer, *_ in used if buffer in table), None)
-    if tile is None:
+    used = [(store, element) for store in loop.body for element in (store, *ir.loads(store.value))]
+    first = next((table[e.buffer] for _, e in used if e.buffer in table), None)
+    if first is None:
         return
-    for buffer, indices, location, stored in used:
-        if len(loop.vars) == 2:
-            forms = {loop.vars: tile, loop.vars[:1]: PerRow(tile), loop.vars[1:]: PerColumn(tile)}
-        else:
-            per = PerRow if isinstance(next(table[b] for b, *_ in used if b in table), PerRow) else PerColumn
-            forms = {loop.vars: per(tile)}
-        if stored and set(indices) < set(loop.vars):
-            raise TileError(
-                f"{ir.Load(buffer.dtype, buffer, indices)} is assigned again and again by the loop, in each thread for itself",
-                f"a tile assigned at [{', '.join(map(str, loop.vars))}], and T.reduce_sum or T.reduce_max of it",
-                location,
-            )
-        if indices not in forms:
-            raise TileError(
-                f"{ir.Load(buffer.dtype, buffer, indices)} is not the loop's own element",
-                f"indices from {', '.join(str(v) for v in loop.vars)}, in order: a tile's element stays in its thread",
-                location,
-            )
-        _fix(table, buffer, forms[indices], location)
+    tile, names = tile_of(first), ", ".join(map(str, loop.vars))
+    if len(loop.vars) == 2:
+        forms = {loop.vars: tile, loop.vars[:1]: PerRow(tile), loop.vars[1:]: PerColumn(tile)}
+    else:
+        forms = {loop.vars: PerRow(tile) if isinstance(first, PerRow) else PerColumn(tile)}
+    for store, element in used:
+        name = ir.Load(element.buffer.dtype, element.buffer, element.indices)
+        if element is store and set(element.indices) < set(loop.vars):
+            problem = f"{name} is assigned again and again by the loop, in each thread for itself"
+            raise TileError(problem, f"a tile assigned at [{names}], and T.reduce_sum or T.reduce_max of it", store.location)
+        if element.indices not in forms:
+            problem = f"{name} is not the loop's own element"
+            raise TileError(problem, f"indices from {names}, in order: a tile's element stays in its thread", store.location)
+        _fix(table, element.buffer, forms[element.indices], store.location)
 
 
 def _fix(table: dict, buffer: ir.Buffer, layout, location: ir.Location) -> None:
     if table.setdefault(buffer, layout) != layout:
-        raise TileError(
-            f"{buffer.name} is laid out as {table[buffer]} and used here as {layout}",
-            "a second fragment, or the same tile shape and annotation on both sides",
-            location,
-        )
+        problem = f"{buffer.name} is laid out as {table[buffer]} and used here as {layout}"
+        raise TileError(problem, "a second fragment, or the same tile shape and annotation on both sides", location)

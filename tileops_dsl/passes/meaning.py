@@ -4,11 +4,12 @@ Both the recorded program and a role's body run here. Extents that only the run 
 """
 
 import itertools
+import operator
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from tileops_dsl import ir
-from tileops_dsl.schedule import Issue, Rotating, Unrolled
+from tileops_dsl.schedule import Alone, Issue, Unrolled
 
 Values = dict[str, int]
 
@@ -22,6 +23,8 @@ class Run:
     tiles: int = 2
     cta: int = 0  # of the cluster
     ctas: int = 1
+    group: int = 0  # of those that alternate
+    groups: int = 1
     enter: tuple[type, ...] = ()  # statements with a body that are handed out as a whole
 
 
@@ -38,13 +41,11 @@ class Event:
 def ways(kernel: ir.Kernel) -> list[Values]:
     """All ways that the program's conditions tell apart: each parameter as the constants that it is compared with, 0 and 1."""
     constants: dict[str, set[int]] = {}
-    parameters = {v.name for v in kernel.scalars}
-    parameters |= {name for t in kernel.tensors for name in (f"{t.name}_dtype", f"has_{t.name}")}
+    parameters = {v.name for v in kernel.scalars} | {t.flag for t in kernel.tensors}
     for stmt in ir.walk(kernel.body):
         for e in ir.subexprs(stmt.condition) if isinstance(stmt, ir.If) else ():
-            names = [a.name for a in getattr(e, "args", ()) if isinstance(a, ir.Var) and a.name in parameters]
-            for name in names:
-                constants.setdefault(name, {0, 1}).update(a.value for a in e.args if isinstance(a, ir.Const))
+            for name in (a.name for a in e.children if isinstance(a, ir.Var) and a.name in parameters):
+                constants.setdefault(name, {0, 1}).update(a.value for a in e.children if isinstance(a, ir.Const))
     return [dict(zip(constants, values, strict=True)) for values in itertools.product(*map(sorted, constants.values()))]
 
 
@@ -56,18 +57,24 @@ def events(body, run: Run, values: Values | None = None) -> Iterator[Event]:
             if number(stmt.condition, values):
                 yield from events(stmt.body, run, values)
         elif isinstance(stmt, ir.Persistent):
-            for tile in range(run.tiles):
-                row, column = stmt.vars
-                yield from events(stmt.body, run, {**values, row.name: tile * run.ctas + run.cta, column.name: tile + 1})
-        elif isinstance(stmt, ir.Pipelined | ir.Serial | Unrolled | Rotating):
-            extent = stmt.extent if isinstance(stmt.extent, int) else getattr(stmt.extent, "value", run.steps)
-            for i in range(extent):
-                turned = {stmt.tile.name: i * stmt.columns} if isinstance(stmt, Rotating) else {}
-                yield from events(stmt.body, run, {**values, stmt.var.name: i, **turned})
+            for tile in range(run.group, run.tiles, run.groups) if stmt.alternate else range(run.tiles):
+                *items, row, column = stmt.vars
+                place = {row.name: tile * run.ctas + run.cta, column.name: tile + 1, **{item.name: tile + 2 for item in items}}
+                yield from events(stmt.body, run, values | place)
+        elif isinstance(stmt, Alone):
+            if run.group == (run.tiles % run.groups if stmt.which == "next" else run.groups - 1):
+                yield from events(stmt.body, run, values)
+        elif isinstance(stmt, ir.Pipelined | ir.Serial | Unrolled):
+            for i in range(length(stmt.extent, run)):
+                yield from events(stmt.body, run, {**values, stmt.var.name: i})
         elif isinstance(stmt, run.enter) or not hasattr(stmt, "body") or isinstance(stmt, ir.Parallel):
             yield Event(stmt, values)
         else:
             yield from events(stmt.body, run, values)
+
+
+def length(extent: int | ir.Expr, run: Run) -> int:
+    return extent if isinstance(extent, int) else getattr(extent, "value", run.steps)
 
 
 def number(expr: ir.Expr, values: Values) -> int:
@@ -76,9 +83,7 @@ def number(expr: ir.Expr, values: Values) -> int:
         return expr.value
     if isinstance(expr, ir.Var):
         return values[expr.name]
-    a, b = (number(arg, values) for arg in expr.args)
-    apply = {"add": a + b, "sub": a - b, "mul": a * b, "eq": a == b, "ne": a != b, "lt": a < b, "le": a <= b}
-    return apply[expr.op]
+    return getattr(operator, expr.op)(*(number(arg, values) for arg in expr.args))
 
 
 def meaning(event: Event) -> tuple:
@@ -93,16 +98,10 @@ def meaning(event: Event) -> tuple:
     if isinstance(op, ir.Gemm):
         places.append(number(op.clear, values))
     if isinstance(op, ir.Parallel):
-        places += [(view.buffer.name, first_column(view, values), view.shape) for view in views_of(op)]
+        places += [(view.buffer.name, number(view.origin[1], values), view.shape) for view in views_of(op)]
     return type(op).__name__, op.location, *places
-
-
-def first_column(view: ir.View, values: Values) -> int:
-    """In the fragment as it was before rotations."""
-    return number(view.origin[1], values) + values.get(view.buffer.name, 0)
 
 
 def views_of(loop: ir.Parallel) -> Iterator[ir.View]:
     for store in loop.body:
-        loads = [e.buffer for e in ir.subexprs(store.value) if isinstance(e, ir.Load)]
-        yield from (tile for tile in (store.buffer, *loads) if isinstance(tile, ir.View))
+        yield from (e.buffer for e in (store, *ir.loads(store.value)) if isinstance(e.buffer, ir.View))

@@ -3,8 +3,9 @@
 A buffer has the stages of the T.Pipelined loop that holds all its accesses. A producer's copies need no more than the stages:
 its barriers let it run ahead. Copies that the consumers issue themselves (into a tile that they store) are issued a ring ahead:
 those of the first stages at the begin of the tile, each other one where its stage has been read. A product is retired with
-`pending` others unfinished, and finally behind the loop, where its accumulator is first used.
-Loops over views of a fragment: a T.Pipelined one is unrolled, a T.serial one rotates the fragment.
+`pending` others unfinished, and finally behind the loop, where its accumulator is first used. Of groups that alternate, each
+leaves out the stages of the other's tiles.
+A T.Pipelined loop over views of a fragment is unrolled.
 """
 
 from dataclasses import replace
@@ -12,7 +13,7 @@ from dataclasses import replace
 from tileops_dsl import ir
 from tileops_dsl.errors import TileError
 from tileops_dsl.plan import is_load, is_store
-from tileops_dsl.schedule import Advance, Chunks, Issue, One, Retire, Ring, Role, Rotating, Unrolled
+from tileops_dsl.schedule import Advance, Alone, Chunks, Issue, One, Retire, Ring, Role, Unrolled
 from tileops_dsl.targets import Target
 
 CHUNK = 16  # columns that two matrices side by side have
@@ -21,10 +22,10 @@ CHUNK = 16  # columns that two matrices side by side have
 def pipeline(kernel: ir.Kernel, target: Target) -> ir.Kernel:
     if not kernel.roles:
         return kernel
-    rings = tuple(_rings(kernel))
+    rings = tuple(find_rings(kernel))
     producer, consumer = kernel.roles
     for loop in (s for s in ir.walk(kernel.body) if isinstance(s, ir.Pipelined)):
-        _check_loads(loop, next((ring.buffers for ring in rings if ring.var == loop.var), ()))
+        check_loads(loop, next((ring.buffers for ring in rings if ring.var == loop.var), ()))
     if sum(any(map(is_load, ir.walk(stmt.body))) for stmt in producer.body[0].body) > 1:
         problem = "more than one loop loads tiles that the consumers only read"
         raise TileError(problem, "one T.Pipelined loop with T.gemm", kernel.location)
@@ -46,7 +47,7 @@ def _uses(body) -> list[ir.Buffer]:
     return [b for s in ir.walk(body) if not isinstance(s, ir.Alloc) for b in shared_buffers(s)]
 
 
-def _rings(kernel: ir.Kernel):
+def find_rings(kernel: ir.Kernel):
     loops = [s for s in ir.walk(kernel.body) if isinstance(s, ir.Pipelined)]
     everywhere = _uses(kernel.body)
     for number, loop in enumerate(loops):
@@ -56,7 +57,7 @@ def _rings(kernel: ir.Kernel):
             yield Ring(f"ring {number}", tuple(buffers), loop.num_stages, loop.var)
 
 
-def _check_loads(loop: ir.Pipelined, own: tuple[ir.Buffer, ...]) -> None:
+def check_loads(loop: ir.Pipelined, own: tuple[ir.Buffer, ...]) -> None:
     """What a loop loads is used in it alone, and a product's operands are loaded in its loop."""
     loaded = [s.dst for s in ir.walk(loop.body) if is_load(s)]
     for stmt in ir.walk(loop.body):
@@ -106,25 +107,28 @@ def _consume(role: Role, rings) -> Role:
     ahead, body = [], []
     for stmt in tiles.body:
         if isinstance(stmt, ir.Pipelined) and any(isinstance(s, ir.Gemm) for s in ir.walk(stmt.body)):
-            body += _products(stmt, rings)
+            body += _products(stmt, rings, tiles.alternate)
         elif isinstance(stmt, ir.Pipelined):
             body.append(_unrolled(stmt, rings, ahead))
         else:
-            body.append(_stored(_rotated(stmt), ir.Const("int32", 0)))
-    return replace(role, body=(replace(tiles, body=(*ahead, *_chunked(body))),))
+            body.append(_stored(plain(stmt), ir.Const("int32", 0)))
+    skips = tuple(stmt for stmt in body if isinstance(stmt, Advance))
+    late = (Alone(tiles.location, "last", skips),) if skips else ()
+    return replace(role, body=(*late, replace(tiles, body=(*ahead, *chunked(body)))))
 
 
-def _products(loop: ir.Pipelined, rings) -> list[ir.Stmt]:
+def _products(loop: ir.Pipelined, rings, alternate: bool) -> list[ir.Stmt]:
     if [type(s) for s in loop.body] != [ir.Gemm]:
         problem = "the loop has more than one product and the copies of its operands"
         raise TileError(problem, "one T.gemm in T.Pipelined, everything else behind it", loop.location)
     gemm, where = loop.body[0], loop.body[0].location
     ring = ring_along(rings, loop.var)
     steps = (Issue(where, gemm, loop.var), Retire(where, "product", loop.pending), Advance(where, ring))
-    return [replace(loop, body=steps), *([Retire(where, "product", 0)] if loop.pending else [])]
+    retired = [Retire(where, "product", 0)] if loop.pending else []
+    return [replace(loop, body=steps), *retired, *([Advance(where, ring, loop.extent)] if alternate else [])]
 
 
-def _constant(loop) -> int:
+def constant_extent(loop) -> int:
     if not isinstance(loop.extent, ir.Const):
         problem = f"a loop without T.gemm runs {loop.extent} times"
         raise TileError(problem, "a constant number of iterations, over views of a fragment", loop.location)
@@ -133,16 +137,13 @@ def _constant(loop) -> int:
 
 def _unrolled(loop: ir.Pipelined, rings, ahead: list[ir.Stmt]) -> Unrolled:
     """The loop; what it needs before goes to the front of `ahead`."""
-    extent, ring = _constant(loop), next((ring for ring in rings if ring.var == loop.var), None)
-    if ring and extent % ring.stages:
-        problem = f"{extent} iterations go round {ring.stages} stages"
-        raise TileError(problem, "a number of stages that divides the iterations", loop.location)
+    extent, ring = constant_extent(loop), next((ring for ring in rings if ring.var == loop.var), None)
     first, refills, body = [], [], []
     for stmt in loop.body:
         rest = _without_loads(stmt, loop, ring, extent, first, refills)
         body += [] if rest is None else [_stored(rest, loop.var)]
     ahead += first
-    return Unrolled(loop.location, loop.var, extent, (*_chunked(body), *refills))
+    return Unrolled(loop.location, loop.var, extent, (*chunked(body), *refills))
 
 
 def _stored(stmt: ir.Stmt, index: ir.Var) -> ir.Stmt:
@@ -162,7 +163,8 @@ def _without_loads(stmt, loop, ring: Ring, extent: int, first: list, refills: li
     if not is_load(stmt):
         return stmt
     where, stages = stmt.location, ir.Const("int32", ring.stages)
-    first.append(One(where, (Unrolled(where, loop.var, ring.stages, (Issue(where, stmt, loop.var),)),)))
+    once = min(ring.stages, extent)
+    first.append(One(where, (Unrolled(where, loop.var, once, (Issue(where, stmt, loop.var),)),)))
     later = ir.replaced(stmt.src, {loop.var: ir.Call("int32", "add", (loop.var, stages))})
     if extent > ring.stages:
         more = ir.Call("bool", "lt", (loop.var, ir.Const("int32", extent - ring.stages)))
@@ -170,7 +172,7 @@ def _without_loads(stmt, loop, ring: Ring, extent: int, first: list, refills: li
     return None
 
 
-def _chunked(body: list[ir.Stmt]) -> list[ir.Stmt]:
+def chunked(body: list[ir.Stmt], columns: int = CHUNK) -> list[ir.Stmt]:
     """Element-wise statements and the copy into shared memory that ends them, together: the copied fragment is short-lived."""
     out = []
     for stmt in body:
@@ -178,7 +180,7 @@ def _chunked(body: list[ir.Stmt]) -> list[ir.Stmt]:
             run = [stmt]
             while out and _in_chunks(out[-1], stmt):
                 run.insert(0, out.pop())
-            out.append(Chunks(run[0].location, CHUNK, tuple(run)))
+            out.append(Chunks(run[0].location, columns, tuple(run)))
         else:
             out.append(stmt)
     return out
@@ -196,32 +198,10 @@ def _in_chunks(stmt: ir.Stmt, copy: ir.Copy) -> bool:
     return isinstance(stmt, ir.Parallel) and stmt.extents == copy.src.shape
 
 
-def _rotated(stmt: ir.Stmt) -> ir.Stmt:
-    """Serial loops over views become rotations: the view is always the first columns."""
-    if isinstance(stmt, ir.If):
-        for inner in stmt.body:
-            if isinstance(inner, ir.Pipelined) or _from_fragment(inner) or is_store(inner):
-                problem = "a loop or a copy of a tile stands under T.If"
-                raise TileError(problem, "T.If around what is neither", inner.location)
-        return replace(stmt, body=tuple(map(_rotated, stmt.body)))
-    if not isinstance(stmt, ir.Serial):
-        return stmt
-    extent, views = _constant(stmt), {v for s in ir.walk(stmt.body) for v in views_of(s)}
-    (view,) = views if len(views) == 1 else (None,)
-    columns = view.shape[1] if view else 0
-    if (
-        not view
-        or view.origin[1] != ir.Call("int32", "mul", (stmt.var, ir.Const("int32", columns)))
-        or (view.buffer.shape[1] != extent * columns)
-    ):
-        problem = "T.serial does not run over equal views of one fragment"
-        raise TileError(problem, "part = acc[:, e * n : e * n + n] in T.serial(columns // n)", stmt.location)
-    zero = ir.Const("int32", 0)
-    body = ir.replaced(stmt.body, {view: ir.View(view.buffer, (zero, zero), view.shape)})
-    return Rotating(stmt.location, stmt.var, extent, view.buffer, columns, body)
-
-
-def views_of(stmt: ir.Stmt):
-    if isinstance(stmt, ir.Store):
-        loads = [e.buffer for e in ir.subexprs(stmt.value) if isinstance(e, ir.Load)]
-        yield from (tile for tile in (stmt.buffer, *loads) if isinstance(tile, ir.View))
+def plain(stmt: ir.Stmt) -> ir.Stmt:
+    """The statement; if it is a condition, no loop and no copy of a tile stands under it."""
+    for inner in ir.walk(stmt.body) if isinstance(stmt, ir.If) else ():
+        if isinstance(inner, ir.Pipelined) or _from_fragment(inner) or is_store(inner):
+            problem = "a loop or a copy of a tile stands under T.If"
+            raise TileError(problem, "T.If around what is neither", inner.location)
+    return stmt

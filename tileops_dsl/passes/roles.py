@@ -1,8 +1,8 @@
 """Roles: who does which statement. Standard programs do not say it; what they copy and multiply does.
 
-Consumers are as many groups as `threads` has, each with its rows of the tiles. If a T.Pipelined loop copies tiles into shared
-memory that nobody else writes, one thread of a producer group in front issues these copies. All other statements are the
-consumers'; the loops and conditions around are repeated in each role.
+Consumers are as many groups as `threads` has, each with its rows of the tiles, or with every other tile. If a T.Pipelined loop
+copies tiles into shared memory that nobody else writes, one thread of a producer group in front issues these copies. All other
+statements are the consumers'; the loops and conditions around are repeated in each role.
 """
 
 from dataclasses import replace
@@ -19,10 +19,13 @@ def assign_roles(kernel: ir.Kernel, target: Target) -> ir.Kernel:
     if not any(is_staged(stmt) for stmt in ir.walk(kernel.body)):
         return kernel
     _check_kernel(kernel, target)
+    if not target.warp_groups:  # all threads do the same
+        return replace(kernel, roles=(Role("threads", (0,), None, only(kernel.body, lambda stmt: True)),))
     loads = set(map(id, _producer_copies(kernel)))
     if not loads:
         raise TileError("no T.Pipelined loop copies tiles for T.gemm", "T.copy(a[i, k], a_tile) in the loop", kernel.location)
-    producer = Role("producer", (0,), 0, only(kernel.body, lambda stmt: id(stmt) in loads))
+    (loading,) = only(kernel.body, lambda stmt: id(stmt) in loads)
+    producer = Role("producer", (0,), 0, (replace(loading, alternate=False),))
     groups = tuple(range(1, kernel.threads // GROUP + 1))
     consumer = Role("consumer", groups, None, only(kernel.body, lambda stmt: id(stmt) not in loads))
     return replace(kernel, roles=(producer, consumer))
@@ -38,7 +41,7 @@ def only(body: tuple[ir.Stmt, ...], wanted) -> tuple[ir.Stmt, ...]:
     """The wanted statements, in the loops and conditions that they stand in."""
     kept = []
     for stmt in body:
-        if isinstance(stmt, ir.Serial | ir.Pipelined | ir.Persistent | ir.If):
+        if isinstance(stmt, ir.Pipelined | ir.Persistent | ir.If):
             inner = only(stmt.body, wanted)
             kept += [replace(stmt, body=inner)] if inner else []
         elif not isinstance(stmt, ir.Alloc) and wanted(stmt):
@@ -47,15 +50,16 @@ def only(body: tuple[ir.Stmt, ...], wanted) -> tuple[ir.Stmt, ...]:
 
 
 def _check_kernel(kernel: ir.Kernel, target: Target) -> None:
-    if not target.warp_groups:
-        raise TileError(f"{target.name} has no products of warp groups", "the target sm_90a", kernel.location)
-    if kernel.grid or kernel.threads not in (2 * GROUP, 3 * GROUP):
+    if kernel.grid or kernel.threads not in range(GROUP, 5 * GROUP, GROUP):
         problem = f"a kernel with T.gemm has {kernel.threads} threads and {'a' if kernel.grid else 'no'} grid"
-        raise TileError(problem, "T.Kernel(threads=256) or 384: two or three groups, and no grid", kernel.location)
+        raise TileError(problem, "T.Kernel(threads=256), or another one to four groups of 128, and no grid", kernel.location)
     loops = [stmt for stmt in kernel.body if not isinstance(stmt, ir.Alloc)]
     if [type(stmt) for stmt in loops] != [ir.Persistent]:
         raise TileError("a kernel without a grid is one T.Persistent loop", "all statements in the loop", kernel.location)
-    kinds = (ir.Persistent, ir.Pipelined, ir.Serial, ir.If, ir.Copy, ir.Gemm, ir.Parallel, ir.Store)
+    if loops[0].alternate and (kernel.threads != 2 * GROUP or not target.warp_groups):
+        problem = f"{kernel.threads} threads of {target.name} are to alternate"
+        raise TileError(problem, "T.Kernel(threads=256), two warp groups; or no alternate", loops[0].location)
+    kinds = (ir.Persistent, ir.Pipelined, ir.If, ir.Copy, ir.Gemm, ir.Parallel, ir.Store)
     for stmt in ir.walk(loops[0].body):
         if not isinstance(stmt, kinds) or isinstance(stmt, ir.Persistent):
             raise TileError(f"T.{_word(stmt)} has no meaning in T.Persistent yet", "T.Parallel, T.gemm, T.copy", stmt.location)
@@ -65,6 +69,7 @@ def _word(stmt: ir.Stmt) -> str:
     words = {
         ir.Fill: "fill",
         ir.Reduce: "reduce",
+        ir.Serial: "serial",
         ir.Alloc: "alloc",
         ir.Annotate: "annotate_layout",
         ir.Persistent: "Persistent",

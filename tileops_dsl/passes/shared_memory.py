@@ -5,6 +5,7 @@ A tile has its stages one behind the other, and all of them for each group that 
 their alignment leaves no gaps.
 """
 
+from collections.abc import Iterator
 from dataclasses import replace
 
 from tileops_dsl import ir
@@ -13,33 +14,24 @@ from tileops_dsl.plan import buffer_bytes
 from tileops_dsl.targets import Target
 
 
-def exchange_bytes(kernel: ir.Kernel, reduce: ir.Reduce) -> int:
-    """A float for each row of the tile and each group of threads that reduces it; 0 when one group does."""
-    tile = kernel.layouts[reduce.src]
-    return 4 * tile.rows * tile.warps_per_row if tile.warps_per_row > 1 else 0
-
-
 def plan_shared_memory(kernel: ir.Kernel, target: Target) -> ir.Kernel:
-    if kernel.roles:
-        return _plan_tiles(kernel)
     plan, offset = {}, 0
+    for owner, size, align in _tiles(kernel) if kernel.roles else _exchanges(kernel):
+        plan[owner] = -(-offset // align) * align
+        offset = plan[owner] + size
+    return replace(kernel, shared=plan, shared_bytes=offset)
+
+
+def _exchanges(kernel: ir.Kernel) -> Iterator[tuple[ir.Reduce, int, int]]:
+    """A float for each row of the tile and each group of threads that reduces it, where there are several: bytes, alignment."""
     for stmt in ir.walk(kernel.body):
-        if isinstance(stmt, ir.Reduce) and exchange_bytes(kernel, stmt):
-            plan[stmt] = offset
-            offset += -(-exchange_bytes(kernel, stmt) // 16) * 16
-    return replace(kernel, shared=plan, shared_bytes=offset)
+        if isinstance(stmt, ir.Reduce) and kernel.layouts[stmt.src].warps_per_row > 1:
+            tile = kernel.layouts[stmt.src]
+            yield stmt, -(-4 * tile.rows * tile.warps_per_row // 16) * 16, 16
 
 
-def alignment(layout) -> int:
-    """Bytes: of the swizzle's pattern, or of the widest access."""
-    return layout.swizzle.alignment if isinstance(layout, SharedTile) else 16
-
-
-def _plan_tiles(kernel: ir.Kernel) -> ir.Kernel:
-    plan, offset = {}, 0
+def _tiles(kernel: ir.Kernel) -> list[tuple[ir.Buffer, int, int]]:
+    """A tile is aligned to its swizzle's pattern, or to the widest access."""
     tiles = [(buffer, layout) for buffer, layout in kernel.layouts.items() if buffer.scope == "shared"]
-    for buffer, layout in sorted(tiles, key=lambda entry: -alignment(entry[1])):
-        offset = -(-offset // alignment(layout)) * alignment(layout)
-        plan[buffer] = offset
-        offset += buffer_bytes(kernel, buffer)
-    return replace(kernel, shared=plan, shared_bytes=offset)
+    aligned = [(b, buffer_bytes(kernel, b), la.swizzle.alignment if isinstance(la, SharedTile) else 16) for b, la in tiles]
+    return sorted(aligned, key=lambda entry: -entry[2])

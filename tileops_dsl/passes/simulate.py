@@ -3,16 +3,17 @@
 It derives nothing from edges. A stage of a tile holds no values but the name of what was written there (`meaning`), and each
 reader compares it with what the recorded program, run in its order, would have left there. Copies and products take effect at
 a random moment between their issue and what retires them; roles run in random order. A barrier's phase must complete by exactly
-its arrivals and bytes. A group is two agents: its first thread, and all others.
+its arrivals and bytes. A group is two agents: its first thread, and all others. A turn is a barrier of two groups:
+all agents of both arrive once before it opens.
 """
 
 import random
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from tileops_dsl import ir, plan
-from tileops_dsl.passes.meaning import Event, Run, events, meaning
+from tileops_dsl.passes.meaning import Event, Run, events, length, meaning
 from tileops_dsl.passes.pipeline import shared_buffers
-from tileops_dsl.schedule import Advance, Await, Fence, Issue, One, Retire, Role, Signal, Sync
+from tileops_dsl.schedule import Advance, Await, Fence, Issue, One, Retire, Role, Signal, Sync, Turn
 
 FIRST, OTHERS = 0, 1  # the agents of a group
 
@@ -60,12 +61,16 @@ class Machine:
     def __init__(self, kernel: ir.Kernel, parameters: dict[str, int], steps: int, seed: int):
         self.kernel, self.random = kernel, random.Random(seed)
         self.haste = (0.0, 0.02, 0.3)[seed % 3]  # how soon what is in flight takes effect
-        self.runs = [Run(parameters, steps, 2, cta, kernel.ctas, (One,)) for cta in range(kernel.ctas)]
+        moved = [buffer for ring in kernel.rings for buffer in ring.buffers]
+        self.last = moved[seed % len(moved)]  # what touches this one takes effect when nothing else can happen
+        tiles = 4 - seed % 2 if plan.tile_loop(kernel).alternate else 2
+        self.runs = [Run(parameters, steps, tiles, cta, kernel.ctas, enter=(One,)) for cta in range(kernel.ctas)]
         self.tiles: dict[tuple, Tile] = {}
         self.barriers: dict[tuple, MBarrier] = {}
-        self.flying: list = []  # operations that may take effect at any time
+        self.flying: list = []  # (tiles, operation that may take effect at any time)
         self.products: dict[tuple, list] = {}  # reads of operands of each group, oldest first
         self.met: dict[tuple, int] = {}  # arrivals where the agents of a group meet
+        self.turns: dict[tuple, list] = {}  # agents that have arrived where a group waits for its turn
         self.expected = [self.sequential(run) for run in self.runs]
 
     def sequential(self, run: Run) -> dict[tuple, dict[str, tuple]]:
@@ -84,8 +89,11 @@ class Machine:
         waiting = {id(agent): None for agent in agents}
         while agents:
             ready = [a for a in agents if waiting[id(a)] is None or waiting[id(a)]()]
-            if self.flying and (not ready or self.random.random() < self.haste):
-                self.flying.pop(self.random.randrange(len(self.flying)))()
+            due = [flight for flight in self.flying if self.last not in flight[0]] or self.flying * (not ready)
+            if due and (not ready or self.random.random() < self.haste):
+                flight = self.random.choice(due)
+                self.flying.remove(flight)
+                flight[1]()
             elif not ready:
                 raise Fault("all roles wait for each other")
             else:
@@ -97,6 +105,8 @@ class Machine:
         for name, barrier in self.barriers.items():
             if barrier.bytes or (barrier.pending != barrier.arrivals and name[1].kind == "full"):
                 raise Fault(f"{name[1].name} is left in the middle of a phase")
+        if any(self.turns.values()):
+            raise Fault("a turn is left over")
 
     def agents(self, cta: int, role: Role):
         if role.warp is not None:
@@ -134,13 +144,13 @@ class Agent:
         self.machine, self.kernel, self.role = machine, machine.kernel, role
         self.cta, self.copy, self.who = cta, copy, who
         self.stage: dict[str, int] = {}
-        self.phase: dict[str, int] = {}
+        self.phase: dict[object, int] = {}  # of a ring; of a stage where a group has barriers for itself
         self.products = 0  # that this agent has issued; a product is its whole group's
         self.stores: list = []
 
     def steps(self):
         """Yields None, or what must hold before the next step."""
-        run = self.machine.runs[self.cta]
+        run = replace(self.machine.runs[self.cta], group=self.copy, groups=len(self.role.groups))
         for event in events(self.role.body, run):
             if isinstance(event.stmt, One):
                 inner = events(event.stmt.body, run, event.values) if self.who == FIRST else ()
@@ -211,7 +221,7 @@ class Agent:
     def read_later(self, event: Event, buffers, queue: list) -> None:
         take = Reading(self, event, [(buffer, self.place(buffer, event)) for buffer in buffers])
         queue.append(take)
-        self.machine.flying.append(take)
+        self.machine.flying.append((buffers, take))
 
     def load(self, event: Event) -> None:
         op, machine = event.op, self.machine
@@ -227,7 +237,7 @@ class Agent:
             machine.barrier(cta, self.copy, name, stage).bring(size)
 
         for cta in range(self.kernel.ctas) if op.multicast else (self.cta,):
-            machine.flying.append(lambda cta=cta: arrive(cta))
+            machine.flying.append(((op.dst,), lambda cta=cta: arrive(cta)))
 
     def retire(self, event: Event):
         product = event.stmt.kind == "product"
@@ -240,11 +250,12 @@ class Agent:
         name = event.stmt.barrier
         barrier, stage = plan.barrier_named(self.kernel, name), self.slot(name, event)
         ring = barrier.ring
-        parity = self.phase.get(ring.name, 0) ^ (barrier.kind == "empty")
+        key = ring.name if barrier.common else (ring.name, stage)
+        parity = self.phase.get(key, 0) ^ (barrier.kind == "empty")
         state = self.machine.barrier(self.cta, self.copy, name, stage)
         yield lambda: state.phase != parity
-        if not barrier.common and stage == ring.stages - 1:
-            self.phase[ring.name] = self.phase.get(ring.name, 0) ^ 1
+        if not barrier.common:
+            self.phase[key] = parity ^ 1
 
     def signal(self, event: Event):
         stmt = event.stmt
@@ -283,11 +294,21 @@ class Agent:
                 tile.unfenced.discard(self.who)
         yield None
 
+    def turn(self, event: Event):
+        key = (self.cta, self.copy if event.stmt.takes else 1 - self.copy)
+        arrived = self.machine.turns.setdefault(key, [])
+        if (self.copy, self.who) in arrived:
+            raise Fault(f"{event.stmt} twice")
+        arrived.append((self.copy, self.who))
+        if len(arrived) == 4:
+            del self.machine.turns[key]
+        yield lambda: not event.stmt.takes or self.machine.turns.get(key) is not arrived
+
     def advance(self, event: Event):
-        ring = event.stmt.ring
-        self.stage[ring.name] = (self.stage.get(ring.name, 0) + 1) % ring.stages
-        if self.stage[ring.name] == 0:
-            self.phase[ring.name] = self.phase.get(ring.name, 0) ^ 1
+        ring, steps = event.stmt.ring, event.stmt.steps
+        by = length(steps, self.machine.runs[self.cta]) if steps else 1
+        rounds, self.stage[ring.name] = divmod(self.stage.get(ring.name, 0) + by, ring.stages)
+        self.phase[ring.name] = self.phase.get(ring.name, 0) ^ rounds & 1
         yield None
 
 
@@ -299,6 +320,7 @@ HANDLERS = {
     Sync: "sync",
     Fence: "fence",
     Advance: "advance",
+    Turn: "turn",
 }
 
 
@@ -317,6 +339,6 @@ class Reading:
 
 
 def simulate(kernel: ir.Kernel, parameters: dict[str, int], seed: int) -> None:
-    """One order; raises a Fault. Long enough that each ring goes round and the next tile finds it in any stage."""
-    steps = max(ring.stages for ring in kernel.rings) + 3
+    """One order; raises a Fault. Each ring goes round twice, and the next tile finds it in another stage."""
+    steps = 2 * max(ring.stages for ring in kernel.rings) + 1
     Machine(kernel, parameters, steps, seed).run()

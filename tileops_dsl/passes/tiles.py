@@ -10,21 +10,32 @@ from tileops_dsl import ir
 from tileops_dsl.errors import TileError
 from tileops_dsl.instruction_layouts import SharedTile, Swizzle, WgmmaAccumulator
 from tileops_dsl.layouts import Linear
-from tileops_dsl.plan import GROUP, consumers, copies, is_load, is_store
+from tileops_dsl.passes.portable import accumulators
+from tileops_dsl.plan import consumers, is_load, is_store, layout_rows, sharing
+from tileops_dsl.targets import Target
 
 
-def infer_tiles(kernel: ir.Kernel) -> ir.Kernel:
+def infer_tiles(kernel: ir.Kernel, target: Target) -> ir.Kernel:
     table: dict[ir.Buffer, object] = {}
-    groups = len(consumers(kernel).groups)
+    groups = sharing(kernel)
     statements = list(ir.walk(kernel.body))
+
+    def of_fragment(tile: ir.Buffer, location: ir.Location):
+        if not target.warp_groups:
+            return accumulators(kernel, tile, location)
+        rows = next((layout.rows for layout in table.values() if isinstance(layout, WgmmaAccumulator)), 64)
+        return accumulator(tile, rows, groups, location)
+
     for stmt in statements:
-        if isinstance(stmt, ir.Gemm):
+        if isinstance(stmt, ir.Gemm) and target.warp_groups:
             _product(table, stmt, groups)
+        elif isinstance(stmt, ir.Gemm):
+            table[stmt.c] = of_fragment(stmt.c, stmt.location)
     for stmt in statements:
         if isinstance(stmt, ir.Copy):
             _copied(table, stmt, kernel)
         elif isinstance(stmt, ir.Parallel):
-            _element_wise(table, stmt, groups)
+            _element_wise(table, stmt, of_fragment)
     for stmt in statements:
         if isinstance(stmt, ir.Alloc) and stmt.buffer not in table:
             problem = f"{stmt.buffer.name} has no layout: no product, copy or loop gives it one"
@@ -35,12 +46,10 @@ def infer_tiles(kernel: ir.Kernel) -> ir.Kernel:
 
 def _product(table: dict, gemm: ir.Gemm, groups: int) -> None:
     rows, columns = gemm.c.shape
-    if rows != 64 * groups or columns % 8 or not 8 <= columns <= 256:
+    if rows % (64 * groups) or columns % 8 or not 8 <= columns <= 256:
         problem = f"{gemm.c.name} has {rows} x {columns} elements for {groups} groups of 64 rows"
         raise TileError(problem, "64 rows for each 128 threads, and a multiple of 8 columns up to 256", gemm.location)
-    if gemm.transpose_a:
-        raise TileError(f"{gemm.a.name} has rows of K", "a tile [M, K] and transpose_A=False", gemm.location)
-    table.setdefault(gemm.c, WgmmaAccumulator(columns))
+    table.setdefault(gemm.c, WgmmaAccumulator(columns, rows // groups))
     for tile in (gemm.a, gemm.b):
         table.setdefault(tile, shared_tile(tile, tile.shape[0], gemm.location))
 
@@ -66,13 +75,9 @@ def _copied(table: dict, stmt: ir.Copy, kernel: ir.Kernel) -> None:
         if not isinstance(tile, ir.Buffer) or tile in table:
             continue
         if len(tile.shape) == 1 and not is_load(stmt) and not is_store(stmt):
-            if tile.shape[0] % GROUP:
-                problem = f"{tile.name} has {tile.shape[0]} elements for a group of {GROUP} threads"
-                raise TileError(problem, f"a multiple of {GROUP}", stmt.location)
-            table.setdefault(tile, Linear(tile.shape[0], GROUP))
+            table.setdefault(tile, Linear(tile.shape[0], kernel.threads // len(consumers(kernel).groups)))
         elif tile.scope == "shared":
-            rows = tile.shape[0] // copies(kernel, tile)
-            table.setdefault(tile, shared_tile(tile, rows, stmt.location))
+            table.setdefault(tile, shared_tile(tile, layout_rows(kernel, tile), stmt.location))
     if stmt.multicast and (stmt.dst.shape[0] % (8 * kernel.ctas) or kernel.ctas == 1):
         problem = f"{stmt.dst.name} has {stmt.dst.shape[0]} rows, of which each of {kernel.ctas} CTAs loads a part"
         raise TileError(problem, "a cluster whose CTAs load 8 rows each, or more; or no multicast", stmt.location)
@@ -83,13 +88,14 @@ def _copied(table: dict, stmt: ir.Copy, kernel: ir.Kernel) -> None:
 def _check_cluster(stmt: ir.Copy, kernel: ir.Kernel) -> None:
     """The CTAs of a cluster have tiles of different rows."""
     (tiles,) = (s for s in kernel.body if isinstance(s, ir.Persistent))
-    by_cta = any(e == tiles.vars[0] for o in stmt.src.origin for e in ir.subexprs(o))
+    row = tiles.vars[-2]
+    by_cta = any(e == row for o in stmt.src.origin for e in ir.subexprs(o))
     if stmt.multicast and by_cta:
-        problem = f"the CTAs of the cluster differ in {tiles.vars[0]}, so {stmt.dst.name} is not the same for all"
+        problem = f"the CTAs of the cluster differ in {row}, so {stmt.dst.name} is not the same for all"
         raise TileError(problem, "the copy without multicast", stmt.location)
 
 
-def _element_wise(table: dict, loop: ir.Parallel, groups: int) -> None:
+def _element_wise(table: dict, loop: ir.Parallel, of_fragment) -> None:
     """Fragments of an element-wise loop have the accumulator's layout, each over its own columns."""
     for store in loop.body:
         if any(e in loop.vars for e in ir.as_numbers(store.value)):
@@ -102,11 +108,11 @@ def _element_wise(table: dict, loop: ir.Parallel, groups: int) -> None:
                 problem = f"{ir.Load(tile.dtype, tile, indices)} is not the loop's own element"
                 raise TileError(problem, "tile[i, j], or row[j] of a vector in shared memory", store.location)
             if isinstance(tile, ir.Buffer) and tile.scope == "fragment":
-                table.setdefault(tile, accumulator(tile, groups, store.location))
+                table.setdefault(tile, of_fragment(tile, store.location))
 
 
-def accumulator(tile: ir.Buffer, groups: int, location: ir.Location) -> WgmmaAccumulator:
-    if tile.shape[0] != 64 * groups or tile.shape[1] % 16 or tile.shape[1] > 256:
-        problem = f"{tile.name} is {list(tile.shape)} for {groups} groups of 64 rows"
+def accumulator(tile: ir.Buffer, rows: int, groups: int, location: ir.Location) -> WgmmaAccumulator:
+    if tile.shape[0] != rows * groups or tile.shape[1] % 16 or tile.shape[1] > 256:
+        problem = f"{tile.name} is {list(tile.shape)} for {groups} groups of {rows} rows"
         raise TileError(problem, "the rows of the accumulator and a multiple of 16 columns", location)
-    return WgmmaAccumulator(tile.shape[1])
+    return WgmmaAccumulator(tile.shape[1], rows)

@@ -6,7 +6,7 @@ import itertools
 from tileops_dsl import ir
 from tileops_dsl.errors import TileError
 from tileops_dsl.layouts import PerColumn, PerRow, VectorisedRows, tile_of
-from tileops_dsl.passes import verify_roles
+from tileops_dsl.passes import portable_verify, verify_roles
 from tileops_dsl.targets import Target
 
 
@@ -16,24 +16,14 @@ def verify(kernel: ir.Kernel, target: Target, properties: tuple[str, ...]) -> No
 
 
 def well_formed(kernel: ir.Kernel, target: Target) -> None:
-    """Names are in scope, buffers are allocated once and before use, indices and dtypes fit."""
+    """Names are in scope, buffers are allocated once and before use, indices fit; a tensor is used only where it was passed."""
     scope = {v.name for v in (*kernel.dims, *kernel.scalars, *kernel.blocks)}
-    scope |= {f"{t.name}_dtype" for t in kernel.tensors if t.dtype == "any"}
-    scope |= {f"has_{t.name}" for t in kernel.tensors if t.optional}
+    scope |= {t.flag for t in kernel.tensors if t.flag}
     _check_block(kernel.body, scope, set(), list(kernel.tensors))
-    _check_optional(kernel)
-
-
-def _check_optional(kernel: ir.Kernel) -> None:
-    """A tensor that may be missing is touched only where it is there."""
     for tensor in (t for t in kernel.tensors if t.optional):
-        given = ir.Call("bool", "ne", (ir.Var("int32", f"has_{tensor.name}"), ir.Const("int32", 0)))
-        guarded = {
-            id(s) for c in ir.walk(kernel.body) if isinstance(c, ir.If) and c.condition == given for s in ir.walk(c.body)
-        }
-        for stmt in (s for s in ir.walk(kernel.body) if isinstance(s, ir.Copy)):
-            used = any(isinstance(end, ir.Region) and end.tensor == tensor for end in (stmt.src, stmt.dst))
-            there = not used or id(stmt) in guarded
+        guarded = {id(s) for s in ir.walk_where(kernel.body, tensor.given)}
+        for stmt in (s for s in ir.walk(kernel.body) if isinstance(s, ir.Copy) and s.region and s.region.tensor == tensor):
+            there = id(stmt) in guarded
             _require(there, f"{tensor.name} may be missing here", f"with T.If({tensor.name}.given): around it", stmt)
 
 
@@ -49,29 +39,20 @@ def _check_block(body, scope: set[str], live: set[ir.Buffer], tensors: list[ir.T
         if isinstance(stmt, ir.Alloc):
             _require(stmt.buffer not in live, f"{stmt.buffer.name} is allocated twice", "one allocation", stmt)
             live.add(stmt.buffer)
-        inner = scope
         if isinstance(stmt, ir.Parallel):
-            inner = scope | {v.name for v in stmt.vars}
             _check_extents(stmt)
-        elif isinstance(stmt, ir.Serial | ir.Pipelined):
-            inner = scope | {stmt.var.name}
-        elif isinstance(stmt, ir.Persistent):
-            inner = scope | {v.name for v in stmt.vars}
-        _check_block(getattr(stmt, "body", ()), inner, live if inner is scope else set(live), tensors)
+        own = {v.name for v in getattr(stmt, "vars", ())} | ({stmt.var.name} if hasattr(stmt, "var") else set())
+        _check_block(getattr(stmt, "body", ()), scope | own, set(live) if own else live, tensors)
 
 
 def _check_extents(loop: ir.Parallel) -> None:
     extent = dict(zip(loop.vars, loop.extents, strict=True))
     for store in loop.body:
-        loads = [e for e in ir.subexprs(store.value) if isinstance(e, ir.Load)]
-        for buffer, indices in [(store.buffer, store.indices), *((e.buffer, e.indices) for e in loads)]:
-            for index, size in zip(indices, buffer.shape, strict=True):
-                _require(
-                    extent.get(index, size) == size,
-                    f"the loop runs over {extent.get(index)} and {buffer.name} has {size}",
-                    f"T.Parallel over the shape {list(buffer.shape)}",
-                    store,
-                )
+        for element in (store, *ir.loads(store.value)):
+            for index, size in zip(element.indices, element.buffer.shape, strict=True):
+                problem = f"the loop runs over {extent.get(index)} and {element.buffer.name} has {size}"
+                instead = f"T.Parallel over the shape {list(element.buffer.shape)}"
+                _require(extent.get(index, size) == size, problem, instead, store)
 
 
 def _check_expr(expr: ir.Expr, scope: set[str], live: set[ir.Buffer], stmt: ir.Stmt) -> None:
@@ -79,12 +60,8 @@ def _check_expr(expr: ir.Expr, scope: set[str], live: set[ir.Buffer], stmt: ir.S
         if isinstance(e, ir.Var):
             _require(e.name in scope, f"{e.name} is used outside its loop", "the loop's values inside the loop", stmt)
         elif isinstance(e, ir.Load):
-            _require(
-                ir.buffer_of(e.buffer) in live,
-                f"{e.buffer.name} is not allocated here",
-                "T.alloc_fragment before its first use",
-                stmt,
-            )
+            problem = f"{e.buffer.name} is not allocated here"
+            _require(ir.buffer_of(e.buffer) in live, problem, "T.alloc_fragment before its first use", stmt)
             _require(isinstance(stmt, ir.Store), f"{e} is read outside T.Parallel", "a dimension or a T.Scalar", stmt)
         elif isinstance(e, ir.Call):
             arity = ir.OPS[e.op][0]
@@ -119,13 +96,11 @@ def layouts(kernel: ir.Kernel, target: Target) -> None:
 
 
 def _check_copy(stmt: ir.Copy, kernel: ir.Kernel) -> None:
-    buffer, region = (stmt.src, stmt.dst) if isinstance(stmt.src, ir.Buffer) else (stmt.dst, stmt.src)
-    layout, promised = kernel.layouts[buffer], region.tensor.vector
-    _require(not isinstance(layout, PerRow), f"{buffer.name} is one per row; a copy moves rows or columns", "a tile", stmt)
+    layout, tensor = kernel.layouts[stmt.tile], stmt.region.tensor
     tile = tile_of(layout)
-    vector = tile.column_vector if isinstance(layout, PerColumn) else tile.vector
-    found = f"{buffer.name} is accessed {vector} elements at a time, {region.tensor.name} promises {promised}"
-    _require(promised % vector == 0, found, f"T.Tensor(..., vector={vector}), or a layout of that vector", stmt)
+    vector = {PerRow: 1, PerColumn: tile.column_vector, VectorisedRows: tile.vector}[type(layout)]
+    found = f"{stmt.tile.name} is accessed {vector} elements at a time, {tensor.name} promises {tensor.vector}"
+    _require(tensor.vector % vector == 0, found, f"T.Tensor(..., vector={vector}), or a layout of that vector", stmt)
 
 
 def _check_columns(loop: ir.Parallel, kernel: ir.Kernel) -> None:
@@ -188,12 +163,17 @@ def _require(holds: bool, problem: str, instead: str, stmt: ir.Stmt) -> None:
         raise TileError(problem, instead, stmt.location)
 
 
+def of_target(with_groups, without=lambda kernel, target: kernel):
+    """A pass or a check for targets with warp groups, and one for those without."""
+    return lambda kernel, target: (with_groups if target.warp_groups else without)(kernel, target)
+
+
 CHECKS = {
     "well_formed": well_formed,
     "roles": verify_roles.roles,
-    "schedule": verify_roles.schedule,
+    "schedule": of_target(verify_roles.schedule, portable_verify.schedule),
     "layouts": layouts,
     "shared_memory": shared_memory,
-    "barriers": verify_roles.barriers,
-    "budgets": verify_roles.budgets,
+    "barriers": of_target(verify_roles.barriers, portable_verify.order),
+    "budgets": of_target(verify_roles.budgets),
 }

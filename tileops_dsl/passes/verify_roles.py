@@ -2,15 +2,16 @@
 
 import functools
 import itertools
+import math
 from collections import Counter
 
 from tileops_dsl import ir, plan
 from tileops_dsl.errors import TileError
-from tileops_dsl.instruction_layouts import SharedTile, WgmmaAccumulator
+from tileops_dsl.instruction_layouts import SharedTile, WarpAccumulators, WgmmaAccumulator
 from tileops_dsl.layouts import Linear
-from tileops_dsl.passes.meaning import Run, events, first_column, meaning, views_of, ways
+from tileops_dsl.passes.meaning import Run, events, meaning, number, views_of, ways
 from tileops_dsl.passes.simulate import Fault, simulate
-from tileops_dsl.schedule import Advance, Await, Fence, Issue, Retire, Signal, Sync
+from tileops_dsl.schedule import Advance, Await, Fence, Issue, Multiply, Retire, Signal, Sync, Turn
 from tileops_dsl.targets import Target
 
 ORDERS = 3  # one for each haste of what is in flight
@@ -26,7 +27,7 @@ def roles(kernel: ir.Kernel, target: Target) -> None:
 
 
 def _op(stmt: ir.Stmt) -> ir.Stmt:
-    return stmt.op if isinstance(stmt, Issue) else stmt
+    return stmt.op if isinstance(stmt, Issue | Multiply) else stmt
 
 
 def _works(stmt: ir.Stmt) -> bool:
@@ -48,7 +49,7 @@ def schedule(kernel: ir.Kernel, target: Target) -> None:
 
 def _done(body, run: Run) -> list[tuple]:
     """What is done, and whether it is a load."""
-    quiet = (Advance, Await, Fence, Retire, Signal, Sync, ir.Alloc)
+    quiet = (Advance, Await, Fence, Retire, Signal, Sync, Turn, ir.Alloc)
     return [(meaning(e), plan.is_load(e.op)) for e in events(body, run) if not isinstance(e.stmt, quiet)]
 
 
@@ -57,18 +58,19 @@ def layouts(kernel: ir.Kernel, target: Target) -> None:
     groups = len(plan.consumers(kernel).groups)
     for stmt in (s for s in kernel.body if isinstance(s, ir.Alloc)):
         buffer, layout = stmt.buffer, kernel.layouts.get(stmt.buffer)
-        kinds = {"fragment": WgmmaAccumulator | Linear, "shared": SharedTile | Linear}[buffer.scope]
-        rows = (buffer.shape[0] // (groups if buffer.scope == "fragment" else plan.copies(kernel, buffer)), *buffer.shape[1:])
+        kinds = {"fragment": WgmmaAccumulator | WarpAccumulators | Linear, "shared": SharedTile | Linear}[buffer.scope]
+        rows = (plan.layout_rows(kernel, buffer), *buffer.shape[1:])
         fits = isinstance(layout, kinds) and _shape(layout) == (buffer.shape if isinstance(layout, Linear) else rows)
         _require(fits, f"{buffer.name} is {list(buffer.shape)} and its layout {layout}", "infer_layouts", stmt.location)
-        whole = buffer.scope == "shared" or _fills(layout)
+        whole = buffer.scope == "shared" or _fills(layout, kernel.threads // groups)
         _require(whole, f"the layout of {buffer.name} leaves registers or threads out", "infer_layouts", stmt.location)
     for event in events(kernel.body, Run(ways(kernel)[0], 1)):
         for view in views_of(event.op) if isinstance(event.op, ir.Parallel) else ():
-            first, limit = first_column(view, event.values), view.buffer.shape[1]
-            inside = first % 8 == view.shape[1] % 8 == 0 and 0 <= first <= limit - view.shape[1]
-            problem = f"{view.buffer.name}[:, {first} : {first + view.shape[1]}] is no groups of 8 of the {limit} columns"
-            _require(inside, problem, "multiples of 8 columns, inside the fragment", event.op.location)
+            first, limit = number(view.origin[1], event.values), view.buffer.shape[1]
+            unit = 8 * getattr(kernel.layouts[view.buffer], "across", 1)
+            inside = first % unit == view.shape[1] % unit == 0 and 0 <= first <= limit - view.shape[1]
+            problem = f"{view.buffer.name}[:, {first} : {first + view.shape[1]}] is no groups of {unit} of the {limit} columns"
+            _require(inside, problem, f"multiples of {unit} columns, inside the fragment", event.op.location)
 
 
 def _shape(layout) -> tuple[int, ...]:
@@ -76,11 +78,16 @@ def _shape(layout) -> tuple[int, ...]:
 
 
 @functools.cache
-def _fills(layout) -> bool:
-    """By enumeration: each element is in one register, and each register of each thread holds one."""
+def _fills(layout, threads: int) -> bool:
+    """By enumeration: each element is in one register, and each register of each thread of a group holds one.
+
+    A vector may leave the last register of some threads.
+    """
     places = [layout.place(index) for index in itertools.product(*map(range, _shape(layout)))]
     held = Counter((thread, register) for threads, register in places for thread in threads)
-    return set(held.values()) == {1} and set(held) == set(itertools.product(range(layout.threads), range(layout.registers)))
+    empty = set(itertools.product(range(threads), range(layout.registers))) - set(held)
+    ragged = isinstance(layout, Linear) and all(register == layout.registers - 1 for _, register in empty)
+    return layout.threads == threads and set(held.values()) == {1} and (ragged or not empty)
 
 
 def shared_memory(kernel: ir.Kernel, target: Target) -> None:
@@ -91,7 +98,8 @@ def shared_memory(kernel: ir.Kernel, target: Target) -> None:
         aligned = not isinstance(layout, SharedTile) or offset % (8 * layout.swizzle.row_bytes) == 0
         _require(aligned, f"{buffer.name} starts at byte {offset}", "plan_shared_memory", kernel.location)
         ring = next((ring for ring in kernel.rings if buffer in ring.buffers), None)
-        elements = buffer.shape[0] * (buffer.shape[1] if len(buffer.shape) == 2 else plan.copies(kernel, buffer))
+        whole = len(buffer.shape) == 1 or plan.tile_loop(kernel).alternate  # each group has all of it
+        elements = math.prod(buffer.shape) * (plan.copies(kernel, buffer) if whole else 1)
         ranges.append((offset, offset + elements * ir.DTYPES[buffer.dtype] * (ring.stages if ring else 1)))
     ranges += [(b.offset, b.offset + 8 * b.ring.stages * b.copies) for b in kernel.barriers]
     ranges.sort()
@@ -103,14 +111,14 @@ def shared_memory(kernel: ir.Kernel, target: Target) -> None:
 
 def barriers(kernel: ir.Kernel, target: Target) -> None:
     """Run against each other, the roles read what the program says, and every phase completes exactly."""
-    for parameters, order in itertools.product(_relevant(kernel), range(ORDERS)) if kernel.roles else ():
+    for parameters, order in itertools.product(relevant(kernel), range(ORDERS)) if kernel.roles else ():
         try:
             simulate(kernel, parameters, order)
         except Fault as fault:
             raise TileError(f"the barriers are wrong: {fault}", "derive_barriers", kernel.location) from fault
 
 
-def _relevant(kernel: ir.Kernel) -> list[dict[str, int]]:
+def relevant(kernel: ir.Kernel) -> list[dict[str, int]]:
     """The ways that differ in what happens in shared memory: a condition around fragments only is taken as it comes first."""
     shared = {b.name for b in kernel.shared}
     names = set()
@@ -129,12 +137,13 @@ def _loaded(stmt: ir.Stmt) -> list[ir.Tile]:
 
 
 def budgets(kernel: ir.Kernel, target: Target) -> None:
-    """Fragments, 24 more, fit; all groups together have the register file; the instruction takes steps of 8."""
+    """Fragments, 44 more, fit; all groups together have what they started with; the instruction takes steps of 8."""
     if kernel.roles:
         total = sum(128 * role.registers * len(role.groups) for role in kernel.roles)
         words = sum(-(-plan.registers(kernel, b) * ir.DTYPES[b.dtype] // 4) for b in kernel.layouts if b.scope == "fragment")
         steps = all(24 <= role.registers <= 240 and role.registers % 8 == 0 for role in kernel.roles)
-        fits = total <= target.registers_per_cta and words + 24 <= plan.consumers(kernel).registers and steps
+        start = target.registers_per_cta // (kernel.threads + 128) // 8 * 8 * (kernel.threads + 128)
+        fits = total <= start and words + 44 <= plan.consumers(kernel).registers and steps
         _require(fits, f"registers of {total} in all, {words} in fragments", "budget_registers", kernel.location)
 
 

@@ -28,37 +28,31 @@ def registers(first: int, count: int) -> str:
     return "{" + ", ".join(f"%{i}" for i in range(first, first + count)) + "}"
 
 
-def form(n: int, name: str, k: int, from_registers: bool, transposes: bool) -> list[str]:
-    """One member function. Operands: d, then a, b, accumulate, the two signs and the transposes (none of a in registers)."""
-    d = n // 2
-    a = registers(d, 4) if from_registers else f"%{d}"
-    b = d + (4 if from_registers else 1)
-    flags = [] if not transposes else [f"%{b + 3}"] if from_registers else [f"%{b + 3}", f"%{b + 4}"]
-    types = b + 2
-    parameters = "const uint32_t (&a)[4]" if from_registers else "uint64_t a"
-    major = "" if not transposes else ", int TransposeB" if from_registers else ", int TransposeA, int TransposeB"
-    a_operands = ", ".join(f'"r"(a[{i}])' for i in range(4)) if from_registers else '"l"(a)'
-    transposed = "" if not transposes else ', "n"(TransposeB)' if from_registers else ', "n"(TransposeA), "n"(TransposeB)'
+def form(n: int, k: int, from_registers: bool) -> list[str]:
+    """One member function. Operands: d, a, b, accumulate, dtypes; of 16 bits, the transposes of what is in shared memory."""
+    d, bits = n // 2, 256 // k
+    a, b = (registers(d, 4), d + 4) if from_registers else (f"%{d}", d + 1)
+    majors = [] if bits == 8 else ["TransposeA", "TransposeB"][from_registers:]
+    template = "".join(f", int {major}" for major in majors)
+    name, a_type = (f"rs{bits}", "const uint32_t (&a)[4]") if from_registers else (f"ss{bits}", "uint64_t a")
     outputs = ", ".join(f'"+f"(d[{i}])' for i in range(d))
-    immediates = ", ".join([f"%{b}", "p", "1", "1", *flags])
+    inputs = [f'"r"(a[{i}])' for i in range(4)] if from_registers else ['"l"(a)']
+    inputs += ['"l"(b)', '"r"(accumulate)', '"C"(T::kPtx)', *(f'"n"({major})' for major in majors)]
+    immediates = ", ".join([f"%{b}", "p", "1", "1", *(f"%{b + 3 + i}" for i in range(len(majors)))])
     return [
-        f"  template <typename T{major}>",
-        f"  static TILEOPS_WORD void {name}(float* d, {parameters}, uint64_t b, int accumulate) {{",
-        '    asm volatile("{\\n .reg .pred p;\\n setp.ne.b32 p, %' + str(b + 1) + ', 0;\\n"',
-        f'      " wgmma.mma_async.sync.aligned.m64n{n}k{k}.f32.%{types} {registers(0, d)}, {a}, {immediates};\\n}}\\n"',
+        f"  template <typename T{template}>",
+        f"  static TILEOPS_WORD void {name}(float* d, {a_type}, uint64_t b, int accumulate) {{",
+        f'    asm volatile("{{\\n .reg .pred p;\\n setp.ne.b32 p, %{b + 1}, 0;\\n"',
+        f'      " wgmma.mma_async.sync.aligned.m64n{n}k{k}.f32.%{b + 2} {registers(0, d)}, {a}, {immediates};\\n}}\\n"',
         f"      : {outputs}",
-        f'      : {a_operands}, "l"(b), "r"(accumulate), "C"(T::kPtx){transposed});',
+        f"      : {', '.join(inputs)});",
         "  }",
     ]
 
 
 def shape(n: int) -> list[str]:
-    lines = ["", f"template <> struct Wgmma<{n}> {{"]
-    lines += form(n, "ss16", 16, from_registers=False, transposes=True)
-    lines += form(n, "rs16", 16, from_registers=True, transposes=True)
-    lines += form(n, "ss8", 32, from_registers=False, transposes=False)
-    lines += form(n, "rs8", 32, from_registers=True, transposes=False)
-    return [*lines, "};"]
+    forms = [form(n, k, from_registers) for k in (16, 32) for from_registers in (False, True)]
+    return ["", f"template <> struct Wgmma<{n}> {{", *(line for lines in forms for line in lines), "};"]
 
 
 def header() -> str:

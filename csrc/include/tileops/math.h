@@ -55,6 +55,7 @@ TILEOPS_WORD float divide(float a, float b) { return __fdiv_rn(a, b); }
 // fmax and fmin drop a NaN: one that must survive has to reach the result by another way.
 TILEOPS_WORD float max(float a, float b) { return fmaxf(a, b); }
 TILEOPS_WORD float min(float a, float b) { return fminf(a, b); }
+TILEOPS_WORD int max(int a, int b) { return a > b ? a : b; }
 TILEOPS_WORD int min(int a, int b) { return a < b ? a : b; }
 TILEOPS_WORD float fma(float a, float b, float c) { return fmaf(a, b, c); }
 TILEOPS_WORD float infinity() { return __int_as_float(0x7f800000); }

@@ -76,4 +76,18 @@ TILEOPS_WORD int fetch_add(global_ptr<int32_t> p, int64_t offset, int v, site) {
 template <typename T> TILEOPS_WORD T load_shared(shared_ptr<T> p, int offset, site) { return p[offset]; }
 template <typename T> TILEOPS_WORD void store_shared(shared_ptr<T> p, int offset, T v, site) { p[offset] = v; }
 
+// V consecutive elements into registers k..k+V-1 and from them, in accesses of at most 16 bytes, at addresses aligned to that.
+template <int V, typename T, int N>
+TILEOPS_WORD void load_shared(Fragment<T, N>& f, int k, shared_ptr<T> p, int offset, site) {
+  using A = detail::Access<T, V>;
+  TILEOPS_UNROLL
+  for (int i = 0; i < V; i += A::step) A::at(&f.data[k + i]) = A::at(p + offset + i);
+}
+template <int V, typename T, int N>
+TILEOPS_WORD void store_shared(shared_ptr<T> p, int offset, const Fragment<T, N>& f, int k, site) {
+  using A = detail::Access<T, V>;
+  TILEOPS_UNROLL
+  for (int i = 0; i < V; i += A::step) A::at(p + offset + i) = A::at(&f.data[k + i]);
+}
+
 }  // namespace tileops

@@ -8,6 +8,7 @@ namespace tileops {
 TILEOPS_WORD int thread_index() { return static_cast<int>(threadIdx.x); }
 TILEOPS_WORD int64_t block_index_x() { return static_cast<int64_t>(blockIdx.x); }
 TILEOPS_WORD int64_t block_index_y() { return static_cast<int64_t>(blockIdx.y); }
+TILEOPS_WORD int64_t block_index_z() { return static_cast<int64_t>(blockIdx.z); }
 TILEOPS_WORD int64_t grid_size_x() { return static_cast<int64_t>(gridDim.x); }
 
 // Barrier of all threads of the CTA; orders their shared and global accesses.

@@ -12,20 +12,6 @@ TILEOPS_WORD void fill(Fragment<T, N>& f, int k, T v) {
   for (int i = 0; i < V; ++i) f[k + i] = v;
 }
 
-// Each register takes the value of the one K further on, the last K those of the first: a loop that need not be unrolled works
-// on the first K registers, and has them all in place again after N / K rounds.
-template <int K, typename T, int N>
-TILEOPS_WORD void rotate(Fragment<T, N>& f) {
-  static_assert(N % K == 0, "whole rounds");
-  Fragment<T, K> first;
-  TILEOPS_UNROLL
-  for (int i = 0; i < K; ++i) first[i] = f[i];
-  TILEOPS_UNROLL
-  for (int i = 0; i + K < N; ++i) f[i] = f[i + K];
-  TILEOPS_UNROLL
-  for (int i = 0; i < K; ++i) f[N - K + i] = first[i];
-}
-
 // V consecutive elements of any dtype, converted: for a tensor whose dtype is known at run time.
 template <int V, typename T, int N>
 TILEOPS_WORD void load_global_as_float(Fragment<float, N>& f, int k, global_ptr<const T> p, int64_t offset, site s) {

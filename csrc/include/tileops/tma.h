@@ -2,19 +2,19 @@
 #pragma once
 
 #include "tileops/barrier.h"
+#include "tileops/tensor_map.h"
 
 namespace tileops {
-
-// What cuTensorMapEncodeTiled writes; lies in the kernel's parameters.
-struct alignas(64) tensor_map { uint64_t opaque[16]; };
 
 // Which lines leave the L2 cache first.
 enum class L2 : uint64_t {
   kEvictNormal = 0x1000000000000000, kEvictFirst = 0x12f0000000000000, kEvictLast = 0x14f0000000000000,
 };
 
-// Coordinates of a box in elements, innermost first. They may lie outside the tensor: what is read there is zero, what is
-// written there is dropped. The innermost is a multiple of 16 bytes, else the instruction is illegal (seen on an H200).
+// Coordinates of a box in elements, innermost first. A box may lie outside the tensor: what is read there is zero, what is written
+// there is dropped. Seen on an H200 to be illegal instructions: an innermost coordinate that is no multiple of 16 bytes, and a
+// store or reduction with any coordinate below 0 (loads take those). A store writes whole 16 bytes, also where the tensor's row
+// ends within them (seen there, too): rows that are written have a multiple of 16 bytes.
 template <int Rank> struct coordinates { int v[Rank]; };
 template <typename... I> TILEOPS_WORD coordinates<sizeof...(I)> at(I... i) { return {{static_cast<int>(i)...}}; }
 

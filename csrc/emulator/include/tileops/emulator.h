@@ -32,7 +32,7 @@ struct Box { const void* map; int rank; int coordinates[5]; int element_bytes; }
 
 struct Machine {
   int thread = 0, rank = 0, cluster = 1;
-  int64_t block_x = 0, block_y = 0, grid_x = 1;
+  int64_t block_x = 0, block_y = 0, block_z = 0, grid_x = 1;
   uint32_t wgmma_fences = 0;  // of this thread
 
   // Each checks one access and returns the address to copy from or to. `origin` is the pointer that the kernel was given:

@@ -31,6 +31,7 @@ TILEOPS_WORD float reciprocal(float v) { return detail::flush(1.0f / detail::flu
 TILEOPS_WORD float divide(float a, float b) { return a / b; }
 TILEOPS_WORD float max(float a, float b) { return std::fmax(a, b); }
 TILEOPS_WORD float min(float a, float b) { return std::fmin(a, b); }
+TILEOPS_WORD int max(int a, int b) { return a > b ? a : b; }
 TILEOPS_WORD int min(int a, int b) { return a < b ? a : b; }
 TILEOPS_WORD float fma(float a, float b, float c) { return std::fma(a, b, c); }
 TILEOPS_WORD float infinity() { return detail::bits_float(0x7f800000u); }

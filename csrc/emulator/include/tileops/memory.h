@@ -115,4 +115,34 @@ TILEOPS_WORD void store_shared(shared_ptr<T> p, int offset, typename detail::ide
   memcpy(emulator::machine->access_shared((p + offset).byte_offset, sizeof(T), true, -1, s.number), &v, sizeof(T));
 }
 
+namespace detail {
+// The address of the i-th access, of at most 16 bytes, that moves V elements between registers k.. and shared memory.
+template <int V, typename T>
+TILEOPS_WORD void* access(shared_ptr<T> p, int offset, int i, int k, int count, bool write, site s) {
+  constexpr int all = V * static_cast<int>(sizeof(T)), bytes = all < 16 ? all : 16;
+  static_assert((bytes & (bytes - 1)) == 0 && bytes > 1 && all % bytes == 0, "an access has 2, 4, 8 or a multiple of 16 bytes");
+  if (k < 0 || k + V > count) emulator::machine->register_index(k < 0 ? k : k + V - 1, count, s.number);
+  if (k * static_cast<int>(sizeof(T)) % bytes != 0) emulator::machine->register_misaligned(k, bytes, s.number);
+  return emulator::machine->access_shared((p + offset).byte_offset + i, bytes, write, -1, s.number);
+}
+}  // namespace detail
+
+template <int V, typename T, int N>
+TILEOPS_WORD void load_shared(Fragment<T, N>& f, int k, shared_ptr<T> p, int offset, site s) {
+  T values[V];
+  constexpr int all = sizeof(values), bytes = all < 16 ? all : 16;
+  for (int i = 0; i < all; i += bytes)
+    memcpy(reinterpret_cast<char*>(values) + i, detail::access<V, T>(p, offset, i, k, N, false, s), bytes);
+  for (int i = 0; i < V; ++i) f.data[k + i] = values[i];
+}
+
+template <int V, typename T, int N>
+TILEOPS_WORD void store_shared(shared_ptr<T> p, int offset, const Fragment<T, N>& f, int k, site s) {
+  T values[V];
+  constexpr int all = sizeof(values), bytes = all < 16 ? all : 16;
+  for (int i = 0; i < V; ++i) values[i] = detail::written(f, k + i, s);
+  for (int i = 0; i < all; i += bytes)
+    memcpy(detail::access<V, T>(p, offset, i, k, N, true, s), reinterpret_cast<char*>(values) + i, bytes);
+}
+
 }  // namespace tileops

@@ -8,6 +8,7 @@ namespace tileops {
 TILEOPS_WORD int thread_index() { return emulator::machine->thread; }
 TILEOPS_WORD int64_t block_index_x() { return emulator::machine->block_x; }
 TILEOPS_WORD int64_t block_index_y() { return emulator::machine->block_y; }
+TILEOPS_WORD int64_t block_index_z() { return emulator::machine->block_z; }
 TILEOPS_WORD int64_t grid_size_x() { return emulator::machine->grid_x; }
 
 TILEOPS_WORD void sync_threads(site s) { emulator::machine->sync_threads(s.number); }

@@ -2,10 +2,9 @@
 #pragma once
 
 #include "tileops/barrier.h"
+#include "tileops/tensor_map.h"
 
 namespace tileops {
-
-struct alignas(64) tensor_map { uint64_t opaque[16]; };
 
 enum class L2 : uint64_t { kEvictNormal, kEvictFirst, kEvictLast };
 

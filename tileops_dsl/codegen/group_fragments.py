@@ -1,0 +1,44 @@
+"""How the fragments of a warp group lie, in text: their columns, and their way into shared memory and back."""
+
+from tileops_dsl import ir
+from tileops_dsl.codegen.writer import Writer
+from tileops_dsl.instruction_layouts import SharedTile
+
+
+def column(w: Writer, x: str) -> str:
+    """Of register x (WgmmaAccumulator.place)."""
+    return f"{x} / 4 * 8 + lane % 4 * 2 + {x} % 2"
+
+
+def offset(w: Writer, layout: SharedTile) -> str:
+    """Elements to the row that the thread tells the matrix words of, or to its own first element."""
+    if layout.element_bytes == 2:
+        return f"(thread / 32 * 16 + lane % 16) * {layout.box_columns}"
+    return f"(thread / 32 * 16 + lane / 4) * {layout.box_columns} + lane % 2 * 2"
+
+
+def place(w: Writer, layout: SharedTile, q: str) -> str:
+    """What is added for the matrices of chunk q: the place of 16 bytes of row lane % 16 (Swizzle.permute)."""
+    if layout.element_bytes != 2:
+        return ""
+    pieces = layout.swizzle.row_bytes // 16
+    turn = f"lane / {8 // pieces} % {pieces}" if pieces < 8 else "lane % 8"
+    return f" + (({q} * 2 + lane / 16) ^ {turn}) * 8"
+
+
+def move(w: Writer, word: str, tile: ir.Buffer, fragment: str, first: str, q: str, stmt: ir.Stmt) -> None:
+    """Chunk q between registers and shared memory: of 16 bits as two matrices side by side, in four parts; of 32 bits in pairs.
+
+    Registers x and x + 1 are neighbours, in row lane / 4 or 8 below it. (Two rows of a half warp meet in the same banks.)
+    """
+    layout, row = w.kernel.layouts[tile], f"{tile.name}_row"
+    if layout.element_bytes == 2:
+        ends = f"{fragment}, {first}, {row}" if word == "load" else f"{row}, {fragment}, {first}"
+        w.line(f"{word}_matrix<4>({ends}, {w.site(stmt)});")
+        return
+    turn = 32 * 16 // layout.swizzle.row_bytes
+    place = f"x / 2 % 2 * {8 * layout.box_columns} + (({q} * 4 + x / 4 * 2 + lane % 4 / 2) ^ lane / {turn}) * 4"
+    registers = "x" if first == "0" else f"{first} + x"
+    ends = f"{fragment}, {registers}, {row}, {place}" if word == "load" else f"{row}, {place}, {fragment}, {registers}"
+    w.line("TILEOPS_UNROLL")
+    w.line(f"for (int x = 0; x < 8; x += 2) {word}_shared<2>({ends}, {w.site(stmt)});")

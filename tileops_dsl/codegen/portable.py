@@ -1,0 +1,134 @@
+"""CUDA text of products without warp groups: cp.async, ldmatrix, mma.sync."""
+
+from tileops_dsl import ir, plan
+from tileops_dsl.codegen import portable_fragments
+from tileops_dsl.codegen.expressions import CTYPES
+from tileops_dsl.codegen.portable_copies import declare_lines, issue, land, place_of, store
+from tileops_dsl.codegen.portable_fragments import warps
+from tileops_dsl.codegen.role_statements import STATEMENTS, body
+from tileops_dsl.codegen.roles import count_tiles
+from tileops_dsl.codegen.writer import Writer
+from tileops_dsl.instruction_layouts import SharedTile
+from tileops_dsl.schedule import Advance, Commit, Issue, Land, Multiply, Operands, Retire, Sync
+
+
+def emit_threads(kernel: ir.Kernel, name: str, struct: str) -> tuple[str, dict[int, str]]:
+    """The definition of the kernel `name`, which takes a `struct`, and the program's line for each site number."""
+    w = Writer(kernel, role=kernel.roles[0], fragments=portable_fragments, statements={**STATEMENTS, **OF_THREADS})
+    w.line("const int thread = thread_index();")
+    w.line("const int lane = thread % 32;")
+    (gemm,) = (s for s in ir.walk(kernel.body) if isinstance(s, ir.Gemm))
+    across = warps(w).across
+    w.line(f"const int warp_row = thread / {32 * across}, warp_column = thread / 32 % {across};")
+    for buffer, start in kernel.shared.items():
+        w.quote(w.allocation(buffer))
+        w.line(f"const auto {buffer.name} = shared<{CTYPES[buffer.dtype]}>({start});")
+        layout = kernel.layouts[buffer]
+        if isinstance(layout, SharedTile):
+            declare_lines(w, buffer)
+        if isinstance(layout, SharedTile) and buffer not in (gemm.a, gemm.b):
+            w.line(f"const int {buffer.name}_offset = {portable_fragments.offset(w, layout)};")
+    count_tiles(w)
+    for buffer in (b for b in kernel.layouts if b.scope == "fragment"):
+        w.quote(w.allocation(buffer))
+        w.line(f"Fragment<{CTYPES[buffer.dtype]}, {plan.registers(kernel, buffer)}> {buffer.name};")
+    _declare_operands(w, gemm)
+    body(w, kernel.roles[0].body)
+    head = f"// {kernel.location}: {kernel.location.text}"
+    opening = f"TILEOPS_KERNEL({name}, {struct}, {kernel.threads}, {kernel.min_blocks}) {{"
+    return "\n".join([head, opening, *w.lines, "}", ""]), w.sites
+
+
+def _declare_operands(w: Writer, gemm: ir.Gemm) -> None:
+    """Fragments of two steps of K, and where the first matrix begins whose row this lane gives."""
+    c = warps(w)
+    w.quote(gemm.location)
+    for tile, registers in ((gemm.a, c.blocks[0] * 8), (gemm.b, c.blocks[1] * 4)):
+        w.line(f"Fragment<{CTYPES[tile.dtype]}, {registers}> {tile.name}_part[2];")
+    low, high, rows = "lane % 8", "lane / 8 % 2", c.rows // c.down
+    a = (f"warp_row * {rows} + lane % 16", "lane / 16")
+    b = (f"(lane / 16 * {c.across} + warp_column) * 8 + {low}", high)
+    if gemm.transpose_a:
+        a = (f"lane / 16 * 8 + {low}", f"warp_row * {rows // 8} + {high}")
+    if not gemm.transpose_b:
+        b = (f"{high} * 8 + {low}", f"lane / 16 * {c.across} + warp_column")
+    for tile, (row, piece) in ((gemm.a, a), (gemm.b, b)):
+        w.line(f"const int {tile.name}_row = {row};  // of a matrix of 8 x 8, in {tile.name}")
+        w.line(f"const int {tile.name}_from = {place_of(w.kernel.layouts[tile], f'{tile.name}_row', piece)};")
+
+
+def _operands(w: Writer, stmt: Operands) -> None:
+    """By matrices, 16 x 16 of A or two blocks of B at a time. What is added to a place changes bits that are 0 there."""
+    gemm, c = stmt.op, warps(w)
+    for tile, count, mn_major, width in (
+        (gemm.a, c.blocks[0], gemm.transpose_a, 16),
+        (gemm.b, c.blocks[1] // 2, not gemm.transpose_b, 16 * c.across),
+    ):
+        part, layout = f"{tile.name}_part[{stmt.step % 2}]", w.kernel.layouts[tile]
+        if stmt.index is None:
+            w.line(f"fill<{count * 8}>({part}, 0, from_float<{CTYPES[tile.dtype]}>(0.0f));")
+            continue
+        columns = f"x * {width}" if mn_major else str(stmt.step * 16)
+        rows = str(stmt.step * 16 * layout.box_columns) if mn_major else f"x * {width * layout.box_columns}"
+        at = f"{_columns_on(layout, f'{tile.name}_from', columns)} + {rows}"
+        start = f"{tile.name} + stage * {layout.bytes // layout.element_bytes}"
+        w.line("TILEOPS_UNROLL")
+        word = f"load_matrix<4{', true' * mn_major}>({part}, x * 8, {start} + {at}, {w.site(stmt)});"
+        w.line(f"for (int x = 0; x < {count}; ++x) {word}")
+
+
+def _columns_on(layout: SharedTile, start: str, columns: str) -> str:
+    if columns == "0":
+        return start
+    if layout.columns <= layout.box_columns:
+        return f"({start} ^ {columns})"
+    box = f"{columns} / {layout.box_columns} * {layout.rows * layout.box_columns}"
+    return f"({start} ^ {columns} % {layout.box_columns}) + {box}"
+
+
+def _multiply(w: Writer, stmt: Multiply) -> None:
+    c, gemm, held = warps(w), stmt.op, stmt.step % 2
+    with w.loop("y", c.blocks[1]):
+        w.line("TILEOPS_UNROLL")
+        operands = f"{gemm.a.name}_part[{held}], x * 8, {gemm.b.name}_part[{held}], y * 4"
+        word = f"mma({gemm.c.name}, (y * {c.blocks[0]} + x) * 4, {operands}, {w.site(stmt)});"
+        w.line(f"for (int x = 0; x < {c.blocks[0]}; ++x) {word}")
+
+
+def _serial(w: Writer, stmt: ir.Serial) -> None:
+    w.line("TILEOPS_NO_UNROLL")
+    with w.block(f"for (int {stmt.var} = 0; {stmt.var} < {w.number(stmt.extent)}; ++{stmt.var})"):
+        body(w, stmt.body)
+
+
+def _fill(w: Writer, stmt: ir.Fill) -> None:
+    w.line(f"fill<{plan.registers(w.kernel, stmt.buffer)}>({stmt.buffer.name}, 0, {w.number(stmt.value)});")
+
+
+def _pipelined(w: Writer, stmt: ir.Pipelined) -> None:
+    w.line("int stage = 0;")
+    STATEMENTS[ir.Pipelined](w, stmt)
+
+
+def _advance(w: Writer, stmt: Advance) -> None:
+    w.line(f"if (++stage == {stmt.ring.stages}) stage = 0;")
+
+
+def _copy(w: Writer, stmt: ir.Copy) -> None:
+    (store if plan.is_store(stmt) else STATEMENTS[ir.Copy])(w, stmt)
+
+
+OF_THREADS = {
+    Advance: _advance,
+    Commit: lambda w, stmt: w.line(f"copy_commit({w.site(stmt)});"),
+    Issue: issue,
+    Land: land,
+    Multiply: _multiply,
+    Operands: _operands,
+    Retire: lambda w, stmt: w.line(f"copy_wait<{stmt.pending}>({w.site(stmt)});"),
+    Sync: lambda w, stmt: w.line(f"sync_threads({w.site(stmt)});"),
+    ir.Copy: _copy,
+    ir.Fill: _fill,
+    ir.Pipelined: _pipelined,
+    ir.Serial: _serial,
+}

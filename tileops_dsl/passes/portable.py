@@ -1,0 +1,147 @@
+"""Products without warp groups: all threads do the same, copies run ahead, one barrier of the CTA orders what they touch.
+
+With S stages, and Q steps of 16 in one tile of K, a loop with a product becomes
+
+    copies of iterations 0 .. S - 2; accumulators and the operands of step Q - 1 are 0
+    for i:  operands of step 0, products of step Q - 1 of the iteration before
+            for q in 0 .. Q - 2:  operands of step q + 1, copies of iteration i + S - 1 (when q is 0), products of step q
+    products of step Q - 1
+
+so that operands are on their way from shared memory, and the barrier in front of step 0 is waited for, while products run.
+(ptxas moves products across a barrier. These stay behind it, since in the same block of code others wait for what is loaded
+behind it.) Copies behind the last iteration write zeros: no iteration is special. Copies are cp.async where they move 16 bytes;
+single elements go through registers, and land behind the products. A barrier stands behind each write of a shared tile by the
+threads themselves, and behind each wait for copies. That this orders all accesses is what `portable_verify` finds out.
+"""
+
+from dataclasses import replace
+
+from tileops_dsl import ir
+from tileops_dsl.errors import TileError
+from tileops_dsl.instruction_layouts import WarpAccumulators
+from tileops_dsl.passes.pipeline import check_loads, chunked, constant_extent, find_rings, plain
+from tileops_dsl.plan import GROUP, asynchronous, consumers, is_load, is_store, lines
+from tileops_dsl.schedule import Advance, Chunks, Commit, Issue, Land, Multiply, Operands, Retire, Ring, Sync, Unrolled
+from tileops_dsl.targets import Target
+
+AHEAD = ir.Var("int32", "ahead")  # counts the first copies
+STEP = 16  # of K, in mma.m16n8k16
+
+
+def schedule(kernel: ir.Kernel, target: Target) -> ir.Kernel:
+    if not kernel.roles:
+        return kernel
+    if kernel.ctas > 1:
+        problem = f"{target.name} has no clusters, and the kernel asks for one of {kernel.ctas} CTAs"
+        raise TileError(problem, "cluster=(1, 1), and copies without multicast", kernel.location)
+    rings, role = tuple(find_rings(kernel)), consumers(kernel)
+    (tiles,), gemms = role.body, [s for s in ir.walk(kernel.body) if isinstance(s, ir.Gemm)]
+    if len(gemms) != 1:
+        raise TileError(f"the kernel has {len(gemms)} products", "one T.gemm in one T.Pipelined loop", kernel.location)
+    chunk = 8 * warps(kernel, gemms[0])[1]  # a block of each warp
+    for copy in (s for s in ir.walk(kernel.body) if isinstance(s, ir.Copy) and (is_load(s) or is_store(s))):
+        _check_copy(kernel, copy)
+    body: list[ir.Stmt] = []
+    for stmt in tiles.body:
+        if isinstance(stmt, ir.Pipelined):
+            ring = next((ring for ring in rings if ring.var == stmt.var), None)
+            check_loads(stmt, ring.buffers if ring else ())
+            if gemms[0] in stmt.body:
+                body += _product_loop(stmt, ring)
+                continue
+            stmts = tuple(chunked([s for inner in stmt.body for s in _loads_first(inner, stmt.var)], chunk))
+            body.append(Unrolled(stmt.location, stmt.var, constant_extent(stmt), _announced(stmts)))
+        else:
+            body.append(plain(stmt))
+    role = replace(role, body=(replace(tiles, body=_announced(tuple(chunked(body, chunk)))),))
+    return replace(kernel, roles=(role,), rings=rings)
+
+
+def _check_copy(kernel: ir.Kernel, copy: ir.Copy) -> None:
+    tile, tensor = (copy.dst, copy.src.tensor) if is_load(copy) else (copy.src, copy.dst.tensor)
+    try:
+        vector = lines(kernel, copy).vector
+        problem = None if vector * ir.DTYPES[tile.dtype] == 16 or vector == 1 else f"{tensor.name} promises {vector} elements"
+    except (ValueError, ZeroDivisionError):
+        problem = f"{kernel.threads} threads do not divide the {list(tile.shape)} elements of {tile.name}"
+    if problem:
+        instead = "a vector of 16 bytes or of 1 element, and rows of a power of two of them, no more than threads"
+        raise TileError(problem, instead, copy.location)
+
+
+def _product_loop(loop: ir.Pipelined, ring: Ring) -> list[ir.Stmt]:
+    *loads, gemm = loop.body
+    depth = gemm.a.shape[0 if gemm.transpose_a else 1] if isinstance(gemm, ir.Gemm) else 0
+    clear = ir.Call("bool", "eq", (loop.var, ir.Const("int32", 0)))
+    last, where = depth // STEP - 1, gemm.location
+    if not all(map(is_load, loads)) or ring.stages < 3 or not depth or depth % (2 * STEP) or gemm.clear != clear:
+        problem = f"the loop is not loads and a product of a multiple of {2 * STEP} of K, in 3 stages or more, cleared at first"
+        instead = f"T.copy(a..), T.copy(b..), T.gemm(.., clear_accum={loop.var} == 0) in T.Pipelined(.., num_stages=4)"
+        raise TileError(problem, instead, loop.location)
+    begin_first, land_first = _copies(loads, loop.var, AHEAD)
+    begin, land = _copies(loads, loop.var, ir.Call("int32", "add", (loop.var, ir.Const("int32", ring.stages - 1))))
+    wait = [Retire(where, "copy", ring.stages - 2)] if asynchronous(loads[0]) else []
+    body = [*wait, Sync(where), Operands(where, gemm, 0, loop.var), Multiply(where, gemm, last)]
+    for step in range(last):
+        body += [Operands(where, gemm, step + 1, loop.var), *(begin if step == 0 else []), Multiply(where, gemm, step)]
+    return [
+        ir.Serial(loop.location, AHEAD, ir.Const("int32", ring.stages - 1), (*begin_first, *land_first)),
+        ir.Fill(where, gemm.c, ir.Const("float32", 0.0)),
+        Operands(where, gemm, last, None),
+        replace(loop, body=(*body, *land, Advance(where, ring))),
+        Multiply(where, gemm, last),
+        *([Retire(where, "copy", 0)] if wait else []),
+    ]
+
+
+def _copies(loads: list[ir.Copy], var: ir.Var, index: ir.Expr) -> tuple[list[ir.Stmt], list[ir.Stmt]]:
+    """The loads of an iteration begin; they land."""
+    moved = [replace(load, src=ir.replaced(load.src, {var: index})) for load in loads]
+    begin: list[ir.Stmt] = [Issue(load.location, load, index) for load in moved]
+    if asynchronous(loads[0]):
+        return [*begin, Commit(loads[-1].location)], []
+    return begin, [Land(load.location, load, index) for load in moved]
+
+
+def _loads_first(stmt: ir.Stmt, var: ir.Var) -> list[ir.Stmt]:
+    """Loads under a condition are done before the rest of it, so that the rest can go with what follows."""
+    if is_load(stmt):
+        begin, land = _copies([stmt], var, var)
+        return [*begin, *land, *([] if land else [Retire(stmt.location, "copy", 0)]), Sync(stmt.location)]
+    if not isinstance(stmt, ir.If):
+        return [stmt]
+    done = tuple(s for load in stmt.body if is_load(load) for s in _loads_first(load, var))
+    rest = tuple(s for s in stmt.body if not is_load(s))
+    return [replace(stmt, body=body) for body in (done, rest) if body]
+
+
+def _announced(body: tuple[ir.Stmt, ...]) -> tuple[ir.Stmt, ...]:
+    """A barrier behind each copy of registers into shared memory."""
+    out: list[ir.Stmt] = []
+    for stmt in body:
+        out.append(replace(stmt, body=_announced(stmt.body)) if isinstance(stmt, ir.If) else stmt)
+        copy = stmt.body[-1] if isinstance(stmt, Chunks) else stmt
+        if isinstance(copy, ir.Copy) and isinstance(copy.dst, ir.Buffer) and copy.dst.scope == "shared":
+            out.append(Sync(copy.location))
+    return tuple(out)
+
+
+def warps(kernel: ir.Kernel, gemm: ir.Gemm) -> tuple[int, int]:
+    """How the warps lie on C: each group of four has some of the rows (FullRow), its warps have tiles as square as can be."""
+    rows, columns = gemm.c.shape
+    groups, sides = kernel.threads // GROUP, (16, 32, 64, 128)
+    shapes = [(groups * d, 4 // d) for d in (1, 2, 4)]
+    fitting = [(m, n) for m, n in shapes if {(rows / m), (columns / n)} <= set(sides)]
+    if not fitting:
+        problem = f"{gemm.c.name} is {rows} x {columns} for {kernel.threads} threads"
+        raise TileError(problem, "16, 32, 64 or 128 rows and columns for each warp", gemm.location)
+    return min(fitting, key=lambda warps: rows // warps[0] + columns // warps[1])
+
+
+def accumulators(kernel: ir.Kernel, tile: ir.Buffer, location: ir.Location) -> WarpAccumulators:
+    (gemm,) = (s for s in ir.walk(kernel.body) if isinstance(s, ir.Gemm))
+    down, across = warps(kernel, gemm)
+    if tile.shape[0] != gemm.c.shape[0] or tile.shape[1] % (8 * across):
+        problem = f"{tile.name} is {list(tile.shape)} beside {gemm.c.name}, of {down} x {across} warps"
+        raise TileError(problem, f"{gemm.c.shape[0]} rows and a multiple of {8 * across} columns", location)
+    return WarpAccumulators(*tile.shape, down, across)
