@@ -10,6 +10,7 @@ from benchmarks.table import markdown
 
 BEGIN, END = "<!-- results:begin -->", "<!-- results:end -->"
 HOST_OPS = ("startup", "host")  # rows in which nothing moves through device memory
+APART = (*HOST_OPS, "epilogue")  # rows with tables of their own
 READING = (
     "Times are medians of CUDA-graph replays over buffers larger than the L2 cache, contestants interleaved; `% of copy` "
     "compares with a copy kernel that moves the same bytes in the same run; `vs` is how many times faster tileops is; "
@@ -44,7 +45,7 @@ def roof(rows):
 def by_op(rows):
     """{op: kernel rows, in the order of configs/workloads.json}; rows of workloads that are there no longer come last."""
     order = {(w.op, w.name): i for i, w in enumerate(workloads.load())}
-    kernels = [row for row in rows if row["op"] not in HOST_OPS]
+    kernels = [row for row in rows if row["op"] not in APART]
     kernels.sort(key=lambda row: order.get((row["op"], row["workload"]), len(order)))
     return {op: [row for row in kernels if row["op"] == op] for op in dict.fromkeys(row["op"] for row in kernels)}
 
@@ -107,6 +108,16 @@ def kernel_table(group):
     return markdown([head, *body], left=(0, 1))
 
 
+def epilogue_table(rows):
+    head = ["gemm and what follows it", "time (us)", "TFLOP/s", "more than alone"]
+    body = [
+        [row["workload"], f"{row['us']:.1f}", f"{row['tflops']:.0f}", f"{100 / row['ratios']['none'] - 100:.1f}%"]
+        for row in rows
+        if row["op"] == "epilogue"
+    ]
+    return markdown([head, *body]) if body else ""
+
+
 def host_table(rows):
     head = ["on the host", "tileops", "beside it"]
     body = [
@@ -134,7 +145,7 @@ def section(rows, picture):
     if of_memory(groups):
         parts.append(f"![Bandwidth of the row operators against the copy bandwidth]({picture})")
     parts += [f"**{op}**\n\n{kernel_table(group)}" for op, group in groups.items()]
-    return "\n\n".join([*parts, *filter(None, [host_table(rows)])])
+    return "\n\n".join([*parts, *filter(None, [epilogue_table(rows), host_table(rows)])])
 
 
 def replace_section(text, content):

@@ -47,7 +47,7 @@ std::string types_of(const GemmCall& call) {
 }
 
 bool is_fused(const GemmCall& call) {
-  return call.activation != Activation::none || call.has_residual || call.y_type != call.x_type;
+  return call.activation != Activation::none || call.has_residual;
 }
 
 // Types and layout, which a kernel has for good.
@@ -76,13 +76,13 @@ double apart(int64_t measured, int64_t wanted) {
 
 // Of the measurements of kernels that fit, the nearest to the call by the product of those factors; of equals, the one that won
 // most.
-const ProductMeasurement* nearest(const Device& device, const GemmCall& call, const std::vector<bool>& fits) {
+const ProductMeasurement* nearest(const Device& device, const GemmCall& call, const std::vector<bool>& fits, bool fused) {
   const GemmProblem& p = call.problem;
   const ProductMeasurement* best = nullptr;
   double best_distance = INFINITY, best_gain = 0;
   for (int i = 0; i < product_measurement_count; ++i) {
     const ProductMeasurement& row = product_measurements[i];
-    if (!fits[row.product] || row.fused != is_fused(call)) continue;
+    if (!fits[row.product] || row.fused != fused) continue;
     const double distance = apart(row.rows, p.batch * p.m) * apart(row.n, p.n) * apart(row.k, p.k);
     const double gain = row.baseline_us / row.us;
     const bool nearer = distance < best_distance || (distance == best_distance && gain > best_gain);
@@ -147,7 +147,9 @@ GemmChoice choose(const Device& device, const GemmCall& call) {
     if (!reason && !first) first = &v;
   }
   if (!first) return {nullptr, none_fits(device, call, force, last_reason), nullptr};
-  const ProductMeasurement* measured = nearest(device, call, fits);
+  const ProductMeasurement* measured = nearest(device, call, fits, is_fused(call));
+  // What wins without an epilogue wins with one, too: it costs eager PyTorch passes over memory.
+  if (!measured && is_fused(call)) measured = nearest(device, call, fits, false);
   if (!force.empty()) return {measured ? &product_variants[measured->product] : first, "", measured};
   if (!measured) {
     return {nullptr, "no kernel was measured on " + device.name + " near " + types_of(call) + " " +

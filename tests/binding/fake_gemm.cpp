@@ -52,7 +52,7 @@ extern const ProductMeasurement product_measurements[] = {
     {0, FAKE_GPU, 64, 64, 64, false, 10.0, 12.0}, {1, FAKE_GPU, 64, 64, 64, false, 11.0, 12.0},
     {0, FAKE_GPU, 64, 64, 64, true, 11.0, 12.0},  {1, FAKE_GPU, 64, 64, 64, true, 10.0, 12.0},
     {0, FAKE_GPU, 256, 64, 64, false, 12.0, 10.0}, {1, FAKE_GPU, 256, 64, 64, false, 10.1, 10.0},
-    {0, FAKE_GPU, 512, 64, 64, false, 13.0, 10.0}, {5, FAKE_GPU, 64, 64, 64, true, 10.0, 12.0},
+    {0, FAKE_GPU, 512, 64, 64, false, 13.0, 10.0}, {5, FAKE_GPU, 64, 64, 64, false, 10.0, 12.0},
     {6, FAKE_GPU, 64, 64, 64, false, 20.0, 12.0},  {2, "Another GPU", 64, 64, 64, false, 1.0, 12.0},
     {}};
 extern const int product_measurement_count = sizeof(product_measurements) / sizeof(product_measurements[0]) - 1;

@@ -234,6 +234,13 @@ def test_eager_where_cublas_won(fake):
         fake.ops.gemm(a, b)
 
 
+def test_an_epilogue_that_was_not_measured_there_follows_the_product_alone(fake):
+    won = ["kernel", NT, "measured faster than cuBLAS at 256x64x64"]
+    assert explain(fake, 256, 64, 64, activation="relu") == explain(fake, 256, 64, 64, residual=randn(256, 64)) == won
+    assert explain(fake, 600, 64, 64, activation="relu") == ["eager", "", "cuBLAS measured faster at 512x64x64"]
+    assert explain(fake, 64, 64, 64, out_dtype=F32, activation="relu")[1] == "gemm_sm_90a_bf16_f32_64x32_nt_v8"
+
+
 @pytest.mark.parametrize("shape", [(8, 64, 64), (64, 136, 64), (64, 64, 24), (2048, 64, 64)])
 def test_eager_where_nothing_was_measured(fake, shape):
     text = "x".join(map(str, shape))

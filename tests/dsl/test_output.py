@@ -132,7 +132,7 @@ def test_registry_of_products(everything):
 
 
 def test_measurements_are_rows_of_the_registry():
-    row = next(row for row in configs.load("gemm") if row.target == "sm_90a")
+    row = replace(next(row for row in configs.load("gemm") if row.target == "sm_90a"), measured=())
     problems = (
         configs.Measured("NVIDIA H200", 512, 256, 64, 1.5, 2.0, batch=3),
         configs.Measured("NVIDIA H200", 64, 256, 64, 1.0, 2.0, epilogue="bias+gelu"),
