@@ -73,6 +73,6 @@ def plan(environ=os.environ, gpus=capabilities) -> Plan:
         seen = ", ".join(f"{major}.{minor}" for major, minor in found) or "no GPU"
         raise BuildError(
             f"TILEOPS_BUILD=local: found {seen}; there are kernels for compute capability 8.x, 9.0, 10.x and from 12.0 on. "
-            "Use TILEOPS_BUILD=none for the eager implementations, or =all to build for other GPUs"
+            "Use TILEOPS_BUILD=none for the eager implementations, =smoke for one kernel of each operator, =all for every GPU"
         )
     return Plan("none", {})

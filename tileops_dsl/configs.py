@@ -126,7 +126,10 @@ KINDS = {"gemm": GemmConfig}
 
 def load(op: str) -> list[RowConfig] | list[GemmConfig]:
     """The rows of an operator, in order of preference."""
-    return [_row(op, fields) for fields in json.loads((CONFIGS / f"{op}.json").read_text())]
+    path = CONFIGS / f"{op}.json"
+    if not path.exists():
+        raise TileError(f"configs/{op}.json, which names the kernels of {op}, is missing", "python -m benchmarks.row_configs")
+    return [_row(op, fields) for fields in json.loads(path.read_text())]
 
 
 def _row(op: str, fields: dict) -> RowConfig | GemmConfig:

@@ -154,6 +154,12 @@ def test_what_is_more_than_cublas_does(epilogue, fused):
     assert configs.Measured("GPU", 1, 1, 1, 1.0, 1.0, epilogue=epilogue).fused == fused
 
 
+def test_an_operator_without_rows_names_the_command_that_writes_them():
+    text = r"configs/nothing.json, which .* is missing\n    Instead: python -m benchmarks.row_configs"
+    with pytest.raises(TileError, match=text):
+        configs.load("nothing")
+
+
 def test_two_rows_of_one_name_are_refused():
     kernel = output.compile_config(next(row for row in configs.load("softmax") if row.target == "portable"))
     with pytest.raises(TileError, match=rf"configs/softmax.json has two rows for the kernel {kernel.config.name}"):

@@ -75,7 +75,7 @@ def test_schema(name):
 
 
 def test_the_list_is_whole():
-    assert set(_schemas.operators()) == set(SIGNATURES)
+    assert set(_schemas.operators()) == set(SIGNATURES), "each has a line in SCHEMAS, SIGNATURES and PUBLIC of this file"
     assert sorted(tileops.__all__) == PUBLIC and all(hasattr(tileops, name) for name in PUBLIC)
 
 
