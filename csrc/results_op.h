@@ -56,6 +56,12 @@ class ResultsOp {
   // In the order of the schema; NULL for what was not given. An operand is a tensor without a default.
   const TensorView& operand(const char* argument, AtenTensorHandle handle);
   const TensorView* optional(const char* argument, AtenTensorHandle handle);
+  // Of type none: that of the operator. Gives its sizes, to be filled: copies of vectors would need a newer libstdc++ than a wheel
+  // may (wheel_tag.py).
+  std::vector<int64_t>& add_result(const char* result, DType result_type) {
+    results.push_back({result, result_type, {}});
+    return results.back().sizes;
+  }
   virtual std::string why_no_kernel() const;
   // choose_kernel() of an operator that computes row by row: each tensor is like the first result, or has one value a row and a
   // dimension less. The tensors of the call are the inputs but the weight, then the results.
@@ -72,7 +78,8 @@ class PairOp : public ResultsOp {
 
  protected:
   PairOp(const char* op, const char* eager_twin, int twin_arguments) : ResultsOp(op, eager_twin, twin_arguments) {
-    results = {{"out", DType::none, {}}, {"lse", DType::f32, {}}};
+    add_result("out", DType::none);
+    add_result("lse", DType::f32);
     lse_order = true;
   }
   ~PairOp() = default;
