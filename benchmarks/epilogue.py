@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 
 import tileops
-from benchmarks import results, timing
+from benchmarks import products, results, timing
 from benchmarks.table import aligned
 from tileops import knobs
 
@@ -29,12 +29,8 @@ def exact(rows, a, b, arguments):
     z = a[rows].double() @ b.double()
     if "bias" in arguments:
         z = z + arguments["bias"].double()
-    name = arguments.get("activation", "none")
-    if name.startswith("gelu"):
-        z = torch.nn.functional.gelu(z, approximate="tanh" if name == "gelu_tanh" else "none")
-    elif name != "none":
-        z = getattr(torch.nn.functional, name)(z)
-    return z + arguments["residual"][rows].double() if "residual" in arguments else z
+    y = products.ACTIVATIONS[arguments.get("activation", "none")](z)
+    return y + arguments["residual"][rows].double() if "residual" in arguments else y
 
 
 def measure(m, n, k, rounds):

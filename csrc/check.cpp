@@ -28,7 +28,7 @@ MemoryView memory_of(const TensorView& tensor, int64_t item_size) {
 // Of the types of checked arguments: the three of the kernels, and those of an index.
 int64_t item_size(int32_t code) {
   if (code == aoti_torch_dtype_int64()) return 8;
-  return code == aoti_torch_dtype_int32() || dtype_of(code) == DType::f32 ? 4 : 2;
+  return code == aoti_torch_dtype_int32() ? 4 : tileops::item_size(dtype_of(code));
 }
 
 constexpr const char* kActivations[] = {"none", "relu", "gelu", "gelu_tanh", "silu"};  // in the order of the enum
@@ -92,6 +92,10 @@ const char* dtype_name(DType type) {
     case DType::f32: return "float32";
     default: return "none";
   }
+}
+
+std::string types_text(DType x, DType y) {
+  return x == y ? dtype_name(x) : std::string(dtype_name(x)) + " to " + dtype_name(y);
 }
 
 DType dtype_of(int32_t code) {

@@ -14,6 +14,7 @@ std::string shape_text(int64_t ndim, const int64_t* sizes);  // [4, 5]
 std::string dtype_text(int32_t code);  // torch.float32
 std::string device_text(const TensorView& tensor);  // cuda:0
 const char* dtype_name(DType type);  // float32
+std::string types_text(DType x, DType y);  // of operands and result: bfloat16 to float32, or one name
 
 DType dtype_of(int32_t code);  // DType::none for any but the three that the kernels take
 int32_t dtype_code(DType type);

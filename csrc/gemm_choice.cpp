@@ -17,8 +17,6 @@ constexpr int64_t kMaxExtent = INT32_MAX - 65536;
 // "At least as fast" is 0.985 or better: the noise of a measurement.
 constexpr double kTie = 0.985;
 
-int64_t item_size(DType type) { return type == DType::f32 ? 4 : 2; }
-
 uintptr_t address(const void* data) { return reinterpret_cast<uintptr_t>(data); }
 
 Access access_of_a(const ProductVariant& v, const GemmCall& call) {
@@ -39,11 +37,6 @@ bool counts_in_32_bits(const ProductVariant& v, const GemmProblem& p) {
 
 std::string shape_of(int64_t m, int64_t n, int64_t k) {
   return std::to_string(m) + "x" + std::to_string(n) + "x" + std::to_string(k);
-}
-
-std::string types_of(const GemmCall& call) {
-  return call.x_type == call.y_type ? dtype_name(call.x_type)
-                                    : std::string(dtype_name(call.x_type)) + " to " + dtype_name(call.y_type);
 }
 
 bool is_fused(const GemmCall& call) {
@@ -98,7 +91,7 @@ std::string none_fits(const Device& device, const GemmCall& call, const std::str
   const bool is_target = force == target_name(Target::portable) || force == target_name(Target::sm_90a);
   if (!last_reason && !force.empty() && !is_target) return "this build has no gemm kernel of that name for " + device.name;
   const std::string which = is_target ? force + " " : "";
-  const std::string what = which + "gemm kernel for " + types_of(call) + " " +
+  const std::string what = which + "gemm kernel for " + types_text(call.x_type, call.y_type) + " " +
                            describe(call.problem, call.a_layout(), call.b_layout());
   if (!last_reason) return "this build has no " + what;
   return "no " + what + " fits (the last one tried: " + last_reason + ")";
@@ -152,7 +145,7 @@ GemmChoice choose(const Device& device, const GemmCall& call) {
   if (!measured && is_fused(call)) measured = nearest(device, call, fits, false);
   if (!force.empty()) return {measured ? &product_variants[measured->product] : first, "", measured};
   if (!measured) {
-    return {nullptr, "no kernel was measured on " + device.name + " near " + types_of(call) + " " +
+    return {nullptr, "no kernel was measured on " + device.name + " near " + types_text(call.x_type, call.y_type) + " " +
                          describe(call.problem, call.a_layout(), call.b_layout()), nullptr};
   }
   if (measured->us * kTie > measured->baseline_us) {

@@ -63,7 +63,7 @@ Params common_params(const GemmCall& call) {
 // Of a stack of rows x columns matrices; transposed: neighbours in memory are those of a column.
 tensor_map map_matrices(const void* data, DType type, const int64_t (&extents)[3], const int64_t (&strides)[3],
                         bool transposed, const MapBox& box) {
-  const int64_t size = type == DType::f32 ? 4 : 2;
+  const int64_t size = item_size(type);
   const int rows = transposed ? 2 : 1, columns = transposed ? 1 : 2;
   return map_of({data, extents[columns], extents[rows], extents[0], strides[rows] * size, strides[0] * size, type, box});
 }

@@ -56,8 +56,8 @@ class ResultsOp {
   // In the order of the schema; NULL for what was not given. An operand is a tensor without a default.
   const TensorView& operand(const char* argument, AtenTensorHandle handle);
   const TensorView* optional(const char* argument, AtenTensorHandle handle);
-  // Of type none: that of the operator. Gives its sizes, to be filled: copies of vectors would need a newer libstdc++ than a wheel
-  // may (wheel_tag.py).
+  // Of type none: that of the operator. Gives its sizes, to be filled: copies of vectors would need a newer libstdc++ than a
+  // wheel may (wheel_tag.py).
   std::vector<int64_t>& add_result(const char* result, DType result_type) {
     results.push_back({result, result_type, {}});
     return results.back().sizes;

@@ -78,11 +78,6 @@ const char* why_not_across(int vector, const RowCall& call) {
   return why_unaligned(vector, call);
 }
 
-std::string types_text(const RowCall& call) {
-  return call.x_type == call.y_type ? dtype_name(call.x_type)
-                                    : std::string(dtype_name(call.x_type)) + " to " + dtype_name(call.y_type);
-}
-
 const RowVariant* first_fit(const std::vector<const RowVariant*>& rows, const RowCall& call, const char** last_reason) {
   for (const RowVariant* variant : rows) {
     const char* reason = why_not(*variant, call);
@@ -93,8 +88,9 @@ const RowVariant* first_fit(const std::vector<const RowVariant*>& rows, const Ro
 }
 
 std::string none_fits(const std::string& which, const RowCall& call, const char* last_reason) {
-  if (!last_reason) return "this build has no " + which + "kernel for " + types_text(call);
-  return "no " + which + "kernel for " + types_text(call) + " fits (the last one tried: " + last_reason + ")";
+  const std::string what = which + "kernel for " + types_text(call.x_type, call.y_type);
+  if (!last_reason) return "this build has no " + what;
+  return "no " + what + " fits (the last one tried: " + last_reason + ")";
 }
 
 const RowVariant* forced_target(const char* op, const RowTable& table, const Device& device, const RowCall& call,

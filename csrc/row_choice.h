@@ -26,8 +26,6 @@ struct RowCall {
   int64_t weight_stride = 0;  // in elements
 };
 
-inline int64_t item_size(DType type) { return type == DType::f32 ? 4 : 2; }
-
 inline int64_t item_size(const RowCall& call, int t) {
   return call.tensors[t].is_value ? 4 : item_size(call.tensors[t].is_result ? call.y_type : call.x_type);
 }

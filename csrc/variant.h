@@ -8,6 +8,8 @@ namespace tileops {
 enum class Target : int { portable = 0, sm_90a = 1 };
 enum class DType : int { none = 0, bf16 = 1, f16 = 2, f32 = 3 };  // as DTypeCode of include/tileops/types.h
 
+constexpr int64_t item_size(DType type) { return type == DType::f32 ? 4 : 2; }  // in bytes, of the three
+
 // A kernel that computes each row of its tensors [batch, outer, inner, cols] by itself; grid = (ceil(inner / rows_per_block),
 // outer, batch).
 struct RowVariant {
