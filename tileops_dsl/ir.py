@@ -184,6 +184,8 @@ class Stmt:
 
 
 def _text(value) -> str:
+    if isinstance(value, Stmt):
+        return f"({value})"
     return ",".join(map(_text, value)) if isinstance(value, tuple) else str(getattr(value, "name", value))
 
 
@@ -390,6 +392,3 @@ def to_text(kernel: Kernel) -> str:
         block(role.body, "    ")
     block(kernel.body if not kernel.roles else (), "  ")
     return "\n".join(lines) + "\n"
-
-
-line_of = str  # of the statement that a node of schedule.py holds

@@ -74,9 +74,6 @@ class Issue(ir.Stmt):
     op: ir.Copy | ir.Gemm
     index: ir.Expr
 
-    def __str__(self) -> str:
-        return f"issue [{self.index}] {ir.line_of(self.op)}"
-
 
 @dataclass(frozen=True, eq=False)
 class Retire(ir.Stmt):
@@ -92,29 +89,21 @@ class Await(ir.Stmt):
     barrier: str
     index: ir.Expr
 
-    def __str__(self) -> str:
-        return f"await {self.barrier}[{self.index}]"
-
 
 @dataclass(frozen=True, eq=False)
 class Signal(ir.Stmt):
     barrier: str
     which: str  # "this" stage, the one "before" it, or the "last" one behind the loop
 
-    def __str__(self) -> str:
-        return f"signal {self.barrier} of {self.which} stage"
-
 
 @dataclass(frozen=True, eq=False)
 class Sync(ir.Stmt):
-    def __str__(self) -> str:
-        return "sync group"
+    """The threads of a group meet."""
 
 
 @dataclass(frozen=True, eq=False)
 class Fence(ir.Stmt):
-    def __str__(self) -> str:
-        return "fence async shared"
+    """What was written to shared memory becomes visible to TMA."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -122,25 +111,16 @@ class Advance(ir.Stmt):
     ring: Ring
     steps: ir.Expr | None = None
 
-    def __str__(self) -> str:
-        return f"advance {self.ring.name}" + (f" by {self.steps}" if self.steps else "")
-
 
 @dataclass(frozen=True, eq=False)
 class Turn(ir.Stmt):
     takes: bool
-
-    def __str__(self) -> str:
-        return "take turn" if self.takes else "pass turn"
 
 
 @dataclass(frozen=True, eq=False)
 class Alone(ir.Stmt):
     which: str  # the "last" group, or the one whose tile would be the "next"
     body: tuple[ir.Stmt, ...]
-
-    def __str__(self) -> str:
-        return f"{self.which} group"
 
 
 @dataclass(frozen=True, eq=False)
@@ -149,33 +129,21 @@ class Unrolled(ir.Stmt):
     extent: int
     body: tuple[ir.Stmt, ...]
 
-    def __str__(self) -> str:
-        return f"unrolled {self.var} in {self.extent}"
-
 
 @dataclass(frozen=True, eq=False)
 class Chunks(ir.Stmt):
     columns: int
     body: tuple[ir.Stmt, ...]
 
-    def __str__(self) -> str:
-        return f"chunks of {self.columns} columns"
-
 
 @dataclass(frozen=True, eq=False)
 class One(ir.Stmt):
     body: tuple[ir.Stmt, ...]
 
-    def __str__(self) -> str:
-        return "one thread"
-
 
 @dataclass(frozen=True, eq=False)
 class Commit(ir.Stmt):
     """The copies since the last one become a group, which Retire("copy", n) counts."""
-
-    def __str__(self) -> str:
-        return "commit copies"
 
 
 @dataclass(frozen=True, eq=False)
@@ -185,9 +153,6 @@ class Land(ir.Stmt):
     op: ir.Copy
     index: ir.Expr
 
-    def __str__(self) -> str:
-        return f"land [{self.index}] {ir.line_of(self.op)}"
-
 
 @dataclass(frozen=True, eq=False)
 class Operands(ir.Stmt):
@@ -195,14 +160,8 @@ class Operands(ir.Stmt):
     step: int
     index: ir.Expr | None  # without: zeros
 
-    def __str__(self) -> str:
-        return f"operands [{self.index}] of step {self.step}: {ir.line_of(self.op)}"
-
 
 @dataclass(frozen=True, eq=False)
 class Multiply(ir.Stmt):
     op: ir.Gemm
     step: int
-
-    def __str__(self) -> str:
-        return f"multiply step {self.step}: {ir.line_of(self.op)}"

@@ -73,31 +73,31 @@ kernel plain threads 256 min blocks 1 grid wave
   role producer: groups 0, warp 0, 24 registers
     persistent vars=row,column extents={TILES} group_size=1  // test_roles.py:{LINE + 6}
       pipelined var=i extent=add(floordiv(sub(k, 1), 64), 1) num_stages=3 pending=0  // test_roles.py:{LINE + 7}
-        await empty[i]  // test_roles.py:{LINE + 8}
-        signal full of this stage  // test_roles.py:{LINE + 8}
-        issue [i] copy src=a[mul(row, 128), mul(i, 64)] dst=a_tile  // test_roles.py:{LINE + 8}
-        issue [i] copy src=b[mul(i, 64), mul(column, 128)] dst=b_tile  // test_roles.py:{LINE + 9}
-        advance ring 0  // test_roles.py:{LINE + 7}
+        await barrier=empty index=i  // test_roles.py:{LINE + 8}
+        signal barrier=full which=this  // test_roles.py:{LINE + 8}
+        issue op=(copy src=a[mul(row, 128), mul(i, 64)] dst=a_tile) index=i  // test_roles.py:{LINE + 8}
+        issue op=(copy src=b[mul(i, 64), mul(column, 128)] dst=b_tile) index=i  // test_roles.py:{LINE + 9}
+        advance ring=ring 0  // test_roles.py:{LINE + 7}
   role consumer: groups 1, 2, 240 registers
     persistent vars=row,column extents={TILES} group_size=1  // test_roles.py:{LINE + 6}
       pipelined var=i extent=add(floordiv(sub(k, 1), 64), 1) num_stages=3 pending=0  // test_roles.py:{LINE + 7}
-        await full[i]  // test_roles.py:{LINE + 10}
-        issue [i] gemm a=a_tile b=b_tile c=acc policy=full_row clear=eq(i, 0)  // test_roles.py:{LINE + 10}
+        await barrier=full index=i  // test_roles.py:{LINE + 10}
+        issue op=(gemm a=a_tile b=b_tile c=acc policy=full_row clear=eq(i, 0)) index=i  // test_roles.py:{LINE + 10}
         retire product pending 0  // test_roles.py:{LINE + 10}
-        signal empty of this stage  // test_roles.py:{LINE + 10}
-        advance ring 0  // test_roles.py:{LINE + 10}
-      one thread  // test_roles.py:{LINE + 11}
+        signal barrier=empty which=this  // test_roles.py:{LINE + 10}
+        advance ring=ring 0  // test_roles.py:{LINE + 10}
+      one  // test_roles.py:{LINE + 11}
         retire read pending 0  // test_roles.py:{LINE + 11}
-      sync group  // test_roles.py:{LINE + 11}
-      chunks of 16 columns  // test_roles.py:{LINE + 11}
+      sync  // test_roles.py:{LINE + 11}
+      chunks columns=16  // test_roles.py:{LINE + 11}
         parallel vars=r,j extents=128,128  // test_roles.py:{LINE + 11}
           out[r, j] = float16(acc[r, j])  // test_roles.py:{LINE + 12}
         copy src=out dst=c_tile  // test_roles.py:{LINE + 13}
-      fence async shared  // test_roles.py:{LINE + 14}
-      sync group  // test_roles.py:{LINE + 14}
-      one thread  // test_roles.py:{LINE + 14}
-        issue [0] copy src=c_tile dst=c[mul(row, 128), mul(column, 128)]  // test_roles.py:{LINE + 14}
-    one thread  // test_roles.py:{LINE + 14}
+      fence  // test_roles.py:{LINE + 14}
+      sync  // test_roles.py:{LINE + 14}
+      one  // test_roles.py:{LINE + 14}
+        issue op=(copy src=c_tile dst=c[mul(row, 128), mul(column, 128)]) index=0  // test_roles.py:{LINE + 14}
+    one  // test_roles.py:{LINE + 14}
       retire store pending 0  // test_roles.py:{LINE + 14}
 """
 
