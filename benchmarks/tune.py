@@ -15,12 +15,13 @@ from dataclasses import replace
 from pathlib import Path
 
 from benchmarks import results, tune_choice, tune_library, workloads
+from benchmarks.gpus import GPUS
 from benchmarks.table import aligned
 from benchmarks.tune_candidates import candidates, prune
 from benchmarks.tune_measure import MeasureError, Worker
 from tileops.demo import Progress
 from tileops_dsl.configs import CONFIGS, KINDS
-from tileops_dsl.targets import GPUS, TARGETS
+from tileops_dsl.targets import TARGETS
 
 MAIN = ("bfloat16", "bfloat16", "nt")  # the group whose tiles the others take
 ROUNDS = 3

@@ -8,5 +8,8 @@ nvcc_object.py  what ninja runs for one .cu: nvcc, plus the report that checks.p
 checks.py       what fails a build: spills, serialised wgmma, oversized kernels
 link.py         one shared library that needs no CUDA library and runs on old glibc
 wheel_tag.py    the oldest manylinux platform that the library runs on
+operators.py    the operators that tileops/ops declares; writes tileops/ops/__init__.py
+measured.py     problems on which kernels were timed
+tables.py       text for the binding: the dispatcher's tables of kernels, the operators' schemas
 native.py       all of it, in order
 """

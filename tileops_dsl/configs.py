@@ -4,6 +4,7 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
+from build_backend.measured import Measured, MeasuredAttention
 from tileops_dsl.errors import TileError
 from tileops_dsl.ir import FLOATS
 from tileops_dsl.layouts import VectorisedRows
@@ -13,13 +14,25 @@ CONFIGS = Path(__file__).parent.parent / "configs"
 
 
 @dataclass(frozen=True)
-class RowConfig:
-    """A kernel of a row-wise operator. `x`, `y`: dtypes. A tile is `rows` of threads_per_row * chunks * vector columns."""
+class Config:
+    """What all rows have. `x`, `y`: dtypes of what is read and of what is written."""
 
     op: str
     target: str
     x: str
     y: str
+    dtypes = property(lambda self: (SHORT[self.x], SHORT[self.y]))
+
+    def __post_init__(self):
+        for dtype in (self.x, self.y):
+            if dtype not in FLOATS:
+                raise TileError(f"configs/{self.op}.json has dtype {dtype!r}", f"one of {', '.join(FLOATS)}")
+
+
+@dataclass(frozen=True)
+class RowConfig(Config):
+    """A kernel of a row-wise operator. A tile is `rows` of threads_per_row * chunks * vector columns."""
+
     vector: int  # elements of one access
     threads: int
     threads_per_row: int
@@ -29,25 +42,24 @@ class RowConfig:
     shifted: bool = False  # rows that start anywhere in a vector
     looped: bool = False  # rows longer than the tile
     min_blocks: int = 1  # CTAs that must fit on a multiprocessor
+    paced: bool = False  # its CTAs start more slowly: kernels/NOTES.md
     workload: str | None = None  # what it was chosen on: a label of configs/workloads.json
     us: float | None = None  # measured there, microseconds
     baseline_us: float | None = None  # an elementwise copy of the same bytes, in the same run
 
-    def __post_init__(self):
-        for dtype in (self.x, self.y):
-            if dtype not in FLOATS:
-                raise TileError(f"configs/{self.op}.json has dtype {dtype!r}", f"one of {', '.join(FLOATS)}")
+    table = "Row"  # of csrc/variant.h
+    facts = ("vector", "lanes_on_rows", "shifted", "max_cols", "rows_per_block", "paced")  # that the dispatcher chooses by
+    params = property(lambda self: f"{self.op}_params")  # the struct that it takes
+    file = property(lambda self: f"{self.op}_{self.target}_{SHORT[self.x]}")  # with the others of a dtype
+    rows_per_block = property(lambda self: self.tile[0])
+    column_vector = property(lambda self: 1 if self.lanes_on_rows else self.vector)  # neighbouring columns of one access
+    plain = property(lambda self: self.looped and self.vector == 1 and not self.lanes_on_rows)  # serves any length and stride
 
     @property
     def tile(self) -> tuple[int, int]:
         slots = self.threads // self.threads_per_row
         rows = slots * self.vector if self.lanes_on_rows else slots * self.passes
         return rows, self.threads_per_row * self.chunks * self.column_vector
-
-    @property
-    def column_vector(self) -> int:
-        """Neighbouring columns of one access."""
-        return 1 if self.lanes_on_rows else self.vector
 
     @property
     def layout(self) -> VectorisedRows:
@@ -61,39 +73,15 @@ class RowConfig:
     @property
     def name(self) -> str:
         """The kernel's name: softmax_sm_90a_bf16_bf16_v8_t128_r32x4x1 has rows of 32 threads x 4 accesses, 1 row a thread."""
-        dtypes = f"{SHORT[self.x]}_{SHORT[self.y]}"
         shape = f"v{self.vector}_t{self.threads}_r{self.threads_per_row}x{self.chunks}x{self.passes}"
         suffix = "_rows" * self.lanes_on_rows + "_shifted" * self.shifted + "_loop" * self.looped
-        return f"{self.op}_{self.target}_{dtypes}_{shape}{suffix}"
+        return "_".join((self.op, self.target, *self.dtypes, shape)) + suffix
 
 
 @dataclass(frozen=True)
-class Measured:
-    """A problem on which a product kernel was timed, in the same run as eager PyTorch."""
-
-    gpu: str  # as CUDA names it: NVIDIA H200
-    m: int
-    n: int
-    k: int
-    us: float
-    baseline_us: float
-    batch: int = 1
-    epilogue: str = "none"  # or, joined by "+": bias, an activation's name, residual
-
-    @property
-    def fused(self) -> bool:
-        """Whether the epilogue has more than what cuBLAS does besides."""
-        return not {"none", "bias"}.issuperset(self.epilogue.split("+"))
-
-
-@dataclass(frozen=True)
-class GemmConfig:
+class GemmConfig(Config):
     """A matrix product. `tile`: rows and columns of c, and of K in one step."""
 
-    op: str
-    target: str
-    x: str
-    y: str
     tile: tuple[int, int, int]
     stages: int  # of the tiles of a and b
     cluster: int  # CTAs with the same columns, which share the tile of b
@@ -107,32 +95,56 @@ class GemmConfig:
     tag: str = ""  # ends the name, where kernels differ in what the name does not say: c1 for a cluster of 1
     measured: tuple[Measured, ...] = ()  # where the dispatcher may take it: csrc/gemm_choice.cpp
 
-    @property
-    def threads(self) -> int:
-        """Those that hold c."""
-        return 256 if self.alternate else (self.warps or self.tile[0] // 64 * 4) * 32
+    table, measurement = "Product", Measured
+    facts = ("transpose_a", "transpose_b", "vector", "tile", "cluster")  # that the dispatcher chooses by
+    params = property(lambda self: f"{self.op}_{self.target}_params")  # the struct that it takes
+    file = property(lambda self: self.name)  # of its own: nvcc takes long enough for one
+    plain = property(lambda self: self.transpose_b and not self.transpose_a and self.vector > 1)  # serves a linear layer
+    threads = property(lambda self: 256 if self.alternate else (self.warps or self.tile[0] // 64 * 4) * 32)  # that hold c
 
     @property
     def name(self) -> str:
         """gemm_sm_90a_bf16_bf16_128x256x64_nt: t where K is the outer dimension of a, the inner one of b, as in BLAS."""
         layout = f"{'nt'[self.transpose_a]}{'nt'[self.transpose_b]}" + "_v1" * (self.vector == 1) + "_alt" * self.alternate
         tile = "x".join(map(str, self.tile))
-        parts = [self.op, self.target, SHORT[self.x], SHORT[self.y], tile, layout, self.tag]
-        return "_".join(filter(None, parts))
+        return "_".join(filter(None, (self.op, self.target, *self.dtypes, tile, layout, self.tag)))
 
 
-KINDS = {"gemm": GemmConfig}
+@dataclass(frozen=True)
+class AttentionConfig(Config):
+    """FlashAttention. `tile`: queries, keys in one step, head dimension."""
+
+    tile: tuple[int, int, int]
+    stages: int  # of the tiles of keys and of values
+    causal: bool = False
+    measured: tuple[MeasuredAttention, ...] = ()  # where the dispatcher may take it: csrc/attention_choice.cpp
+
+    table, measurement = "Attention", MeasuredAttention
+    facts = ("causal", "tile")
+    dtypes = property(lambda self: (SHORT[self.x],))  # one for all
+    params = property(lambda self: f"{self.op}_{self.target}_params")
+    file = property(lambda self: self.name)
+    plain = property(lambda self: not self.causal)
+    threads = property(lambda self: self.tile[0] // 64 * 128)  # that hold scores and output: four warps for each 64 queries
+
+    @property
+    def name(self) -> str:
+        """flash_attention_sm_90a_bf16_128x160x128_full."""
+        tile = "x".join(map(str, self.tile))
+        return "_".join((self.op, self.target, *self.dtypes, tile, "causal" if self.causal else "full"))
 
 
-def load(op: str) -> list[RowConfig] | list[GemmConfig]:
+KINDS = {"gemm": GemmConfig, "flash_attention": AttentionConfig}
+
+
+def load(op: str) -> list[Config]:
     """The rows of an operator, in order of preference."""
     path = CONFIGS / f"{op}.json"
     if not path.exists():
         raise TileError(f"configs/{op}.json, which names the kernels of {op}, is missing", "python -m benchmarks.row_configs")
-    return [_row(op, fields) for fields in json.loads(path.read_text())]
-
-
-def _row(op: str, fields: dict) -> RowConfig | GemmConfig:
-    if "measured" in fields:
-        fields = {**fields, "measured": tuple(Measured(**problem) for problem in fields["measured"])}
-    return KINDS.get(op, RowConfig)(op=op, **fields)
+    rows, kind = json.loads(path.read_text()), KINDS.get(op, RowConfig)
+    for row in rows:
+        row["op"] = op
+        if "measured" in row:
+            row["measured"] = tuple(kind.measurement(**problem) for problem in row["measured"])
+    return [kind(**row) for row in rows]

@@ -14,3 +14,9 @@ class TileError(Exception):
         where = f"{location}: " if location else ""
         source = f"\n    {location.text}" if location and location.text else ""
         super().__init__(f"{where}{problem}{source}\n    Instead: {instead}")
+
+
+def require(holds: bool, problem: str, instead: str, location: Location | None = None) -> None:
+    """The error where it does not hold."""
+    if not holds:
+        raise TileError(problem, instead, location)

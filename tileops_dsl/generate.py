@@ -17,6 +17,7 @@ import json
 import subprocess
 import sys
 import tempfile
+from functools import partial
 from pathlib import Path
 
 from tileops_dsl import output
@@ -29,26 +30,25 @@ ROOT = Path(__file__).parent.parent
 def main(argv: list[str] | None = None) -> int:
     form = argparse.RawTextHelpFormatter
     parser = argparse.ArgumentParser("python -m tileops_dsl.generate", description=__doc__, formatter_class=form)
-    parser.add_argument("--out", default=str(ROOT / "csrc" / "generated"))
+    parser.add_argument("--out", type=Path, default=ROOT / "csrc" / "generated")
     parser.add_argument("--only", action="append", choices=list(PROGRAMS))
     parser.add_argument("--target", action="append", choices=list(TARGETS))
     parser.add_argument("--build", default="all", choices=["smoke", "local", "all"])
-    parser.add_argument("--dump", metavar="DIR")
+    parser.add_argument("--dump", type=Path, metavar="DIR")
     parser.add_argument("--diff", metavar="REV")
     arguments = parser.parse_args(argv)
     if arguments.diff:
         return print_diff(arguments)
     ops, targets = arguments.only or list(PROGRAMS), arguments.target or list(TARGETS)
-    write(Path(arguments.out), output.generate(ops, targets, arguments.build, dump(arguments.dump)))
+    write(arguments.out, output.generate(ops, targets, arguments.build, partial(dump, arguments.dump)))
     return 0
 
 
-def dump(directory: str | None):
-    """Receives the text of each kernel after each pass that changed it."""
-    if directory is None:
-        return lambda kernel, step, text: None
-    Path(directory).mkdir(parents=True, exist_ok=True)
-    return lambda kernel, step, text: (Path(directory) / f"{kernel}.{step}.txt").write_text(text)
+def dump(directory: Path | None, kernel: str, step: str, text: str) -> None:
+    """A kernel after a pass that changed it."""
+    if directory:
+        directory.mkdir(parents=True, exist_ok=True)
+        (directory / f"{kernel}.{step}.txt").write_text(text)
 
 
 def write(directory: Path, files: dict[str, str]) -> None:

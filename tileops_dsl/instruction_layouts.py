@@ -22,6 +22,7 @@ class _Accumulators:
 
     shape = property(lambda self: (self.rows, self.columns))
     registers = property(lambda self: self.rows * self.columns // self.threads)
+    ragged = False
 
 
 @dataclass(frozen=True)
@@ -46,6 +47,24 @@ class WgmmaAccumulator(_Accumulators):
 
 
 @dataclass(frozen=True)
+class AccumulatorRows:
+    """A value for each row of a WgmmaAccumulator, in the four lanes that hold the row."""
+
+    rows: int = 64
+    threads = WARP_GROUP
+    shape = property(lambda self: (self.rows,))
+    ragged = False
+    registers = property(lambda self: self.rows // 32)
+
+    def place(self, index: tuple[int]) -> tuple[set[int], int]:
+        block, row = divmod(index[0], 64)
+        return {fragment_thread(row, word) for word in range(4)}, block * 2 + row // 8 % 2
+
+    def __str__(self) -> str:
+        return f"rows of a wgmma accumulator, {self.rows}"
+
+
+@dataclass(frozen=True)
 class WarpAccumulators(_Accumulators):
     """C (float32) of a whole CTA in blocks of 16 x 8, one of mma.m16n8k16 each, of warps [down, across].
 
@@ -62,9 +81,7 @@ class WarpAccumulators(_Accumulators):
         if self.rows % (16 * self.down) or self.columns % (8 * self.across):
             raise ValueError(f"{self!r}: each warp needs blocks of 16 rows and 8 columns")
 
-    @property
-    def threads(self) -> int:
-        return WARP * self.down * self.across
+    threads = property(lambda self: WARP * self.down * self.across)
 
     @property
     def blocks(self) -> tuple[int, int]:
@@ -94,9 +111,7 @@ class Swizzle(Enum):
     B64 = 64
     B128 = 128
 
-    @property
-    def row_bytes(self) -> int:
-        return self.value
+    row_bytes = property(lambda self: self.value)
 
     @property
     def alignment(self) -> int:
@@ -121,9 +136,11 @@ class SharedTile:
         if self.rows % 8 or self.columns % self.box_columns:
             raise ValueError(f"{self!r}: rows must be a multiple of 8 and columns of {self.box_columns}")
 
+    shape = property(lambda self: (self.rows, self.columns))
     box_columns = property(lambda self: self.swizzle.row_bytes // self.element_bytes)
     box_bytes = property(lambda self: self.rows * self.swizzle.row_bytes)
-    bytes = property(lambda self: self.rows * self.columns * self.element_bytes)
+    elements = property(lambda self: self.rows * self.columns)
+    bytes = property(lambda self: self.elements * self.element_bytes)
 
     def offset(self, row: int, column: int) -> int:
         """The byte where an element starts."""
@@ -148,9 +165,7 @@ class Operand:
         if self.k * self.tile.element_bytes % 32:
             raise ValueError(f"{self!r}: the extent of K must be a multiple of 32 bytes")
 
-    @property
-    def k(self) -> int:
-        return self.tile.rows if self.mn_major else self.tile.columns
+    k = property(lambda self: self.tile.rows if self.mn_major else self.tile.columns)
 
     @property
     def steps(self) -> int:

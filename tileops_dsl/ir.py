@@ -9,12 +9,12 @@
               | Annotate(buffer, layout)
               | Fill(buffer, value)
               | Copy(src, dst, fill, absent)                          between Regions and buffers, and from a fragment to shared
-              | Gemm(a, b, c, transposes, policy, clear)              c (+)= a b
-              | Reduce(op, src, dst, clear)                           over the last dimension of a fragment
+              | Gemm(a, b, c, transposes, policy, clear, stage)       c (+)= a b; stage 1: issued one iteration later
+              | Reduce(op, src, dst, clear, partial)                  over the last dimension; partial: of each thread's share
               | Parallel(vars, extents, Store*)                       element-wise over tiles
               | Store(tile, indices, value)                           inside Parallel
               | Serial(var, extent, body)
-              | Pipelined(var, extent, num_stages, pending, body)     a Serial whose copies run ahead
+              | Pipelined(var, extent, num_stages, pending, body, start)        a Serial whose copies run ahead
               | Persistent(vars, extents, group_size, body, alternate)        the tiles of one CTA
               | If(condition, body)
     Region    = (tensor, origin)                            the tile that starts there, as large as the other side
@@ -110,7 +110,7 @@ class Cast(Expr):
 @dataclass(frozen=True)
 class Tensor:
     name: str
-    dims: tuple[Var, ...]
+    dims: tuple[Var | Const, ...]
     dtype: str
     vector: int
     optional: bool = False
@@ -179,8 +179,9 @@ class Stmt:
 
     def __str__(self) -> str:
         """Its kind and its fields, without its body: what `generate --dump` shows."""
-        own = [(f.name, getattr(self, f.name)) for f in fields(self) if f.name not in ("location", "body")]
-        return " ".join([type(self).__name__.lower(), *(f"{n}={_text(v)}" for n, v in own if v is not None and v is not False)])
+        named = [(f, getattr(self, f.name)) for f in fields(self) if f.name not in ("location", "body")]
+        own = [(f.name, v) for f, v in named if v is not None and v is not False and v != f.default]
+        return " ".join([type(self).__name__.lower(), *(f"{n}={_text(v)}" for n, v in own)])
 
 
 def _text(value) -> str:
@@ -215,7 +216,7 @@ class Copy(Stmt):
     dst: Region | Buffer
     fill: Expr | None
     absent: Expr | None  # the value of an optional tensor that was not passed
-    evict_first: bool
+    eviction: str | None  # "evict_first", "evict_last": leaves the caches before other data, or after it
     multicast: bool = False  # each CTA of the cluster loads a part into all
 
     # The end in global memory, if there is one, and the other one.
@@ -232,14 +233,16 @@ class Gemm(Stmt):
     transpose_b: bool
     policy: str
     clear: Expr  # whether c starts from zero
+    stage: int = 0
 
 
 @dataclass(frozen=True, eq=False)  # two equal ones, from one line of the program, are still two
 class Reduce(Stmt):
     op: str
-    src: Buffer
+    src: Buffer  # [M, N]; or [M], the partial sums that are added up
     dst: Buffer
     clear: bool
+    partial: bool = False
 
 
 @dataclass(frozen=True)
@@ -273,6 +276,7 @@ class Pipelined(Stmt):
     num_stages: int
     pending: int  # products that may be unfinished when the next iteration begins
     body: tuple[Stmt, ...]
+    start: Expr = Const("int32", 0)  # of a role's loop
 
 
 @dataclass(frozen=True)
@@ -282,6 +286,7 @@ class Persistent(Stmt):
     group_size: int  # rows of tiles (of clusters) that are visited together
     body: tuple[Stmt, ...]
     alternate: bool = False  # the groups of threads take whole tiles in turn
+    zigzag: bool = False  # a CTA takes a column's last tile and its first, or the second of both ends, ...
 
 
 @dataclass(frozen=True)
@@ -311,6 +316,8 @@ class Kernel:
     rings: tuple = ()  # schedule.Ring
     barriers: tuple = ()  # schedule.Barrier
     ctas = property(lambda self: self.cluster[0] * self.cluster[1])  # of a cluster
+    # Names of the numbers that it is given.
+    parameters = property(lambda self: {v.name for v in (*self.dims, *self.scalars)} | {t.flag for t in self.tensors})
 
 
 def walk(body: tuple[Stmt, ...]):
@@ -318,13 +325,6 @@ def walk(body: tuple[Stmt, ...]):
     for stmt in body:
         yield stmt
         yield from walk(getattr(stmt, "body", ()))
-
-
-def walk_where(body: tuple[Stmt, ...], condition: Expr):
-    """Every statement that runs only where the condition, written as it is here, holds."""
-    for stmt in walk(body):
-        if isinstance(stmt, If) and stmt.condition == condition:
-            yield from walk(stmt.body)
 
 
 def subexprs(expr: Expr):
@@ -359,10 +359,7 @@ def as_numbers(expr: Expr):
 
 def exprs_of(stmt: Stmt):
     """The expressions that a statement evaluates itself: not its loop variables, not those of its body."""
-    for f in fields(stmt):
-        if f.name in ("var", "vars"):
-            continue
-        value = getattr(stmt, f.name)
+    for value in (getattr(stmt, f.name) for f in fields(stmt) if f.name not in ("var", "vars")):
         for item in value if isinstance(value, tuple) else (value,):
             if isinstance(item, Expr):
                 yield item

@@ -45,33 +45,14 @@ class VectorisedRows:
         if self.cols % (self.column_vector * self.threads_per_row):
             raise ValueError(f"{self!r}: cols must be a multiple of vector * threads_per_row")
 
-    @property
-    def slots(self) -> int:
-        return self.threads // self.threads_per_row
-
-    @property
-    def passes(self) -> int:
-        """Rows that one thread takes part in."""
-        return self.rows // self.slots
-
-    @property
-    def column_vector(self) -> int:
-        """Neighbouring columns that one access takes."""
-        return 1 if self.lanes_on_rows else self.vector
-
-    @property
-    def chunks(self) -> int:
-        """Accesses of one thread to one row."""
-        return self.cols // (self.column_vector * self.threads_per_row)
-
-    @property
-    def row_registers(self) -> int:
-        """Columns of one row that one thread holds."""
-        return self.chunks * self.column_vector + self.shifted
-
-    @property
-    def registers(self) -> int:
-        return self.passes * self.row_registers
+    shape = property(lambda self: (self.rows, self.cols))
+    ragged = property(lambda self: self.shifted)  # whether a thread's last register may hold no element
+    slots = property(lambda self: self.threads // self.threads_per_row)
+    passes = property(lambda self: self.rows // self.slots)  # rows that one thread takes part in
+    column_vector = property(lambda self: 1 if self.lanes_on_rows else self.vector)  # neighbouring columns of one access
+    chunks = property(lambda self: self.cols // (self.column_vector * self.threads_per_row))  # accesses of a thread to a row
+    row_registers = property(lambda self: self.chunks * self.column_vector + self.shifted)  # columns of a row in one thread
+    registers = property(lambda self: self.passes * self.row_registers)
 
     @property
     def warps_per_row(self) -> int:
@@ -106,10 +87,10 @@ class PerRow:
     """A vector [rows]: each element is held by all threads of its row."""
 
     tile: VectorisedRows
-
-    @property
-    def registers(self) -> int:
-        return self.tile.passes
+    shape = property(lambda self: (self.tile.rows,))
+    threads = property(lambda self: self.tile.threads)
+    registers = property(lambda self: self.tile.passes)
+    ragged = False
 
     def place(self, index: tuple[int]) -> tuple[set[int], int]:
         slot, row_pass = self.tile.row(index[0])
@@ -124,10 +105,10 @@ class PerColumn:
     """A vector [cols]: each element is held by the threads that hold its column."""
 
     tile: VectorisedRows
-
-    @property
-    def registers(self) -> int:
-        return self.tile.row_registers
+    shape = property(lambda self: (self.tile.cols,))
+    threads = property(lambda self: self.tile.threads)
+    registers = property(lambda self: self.tile.row_registers)
+    ragged = property(lambda self: self.tile.shifted)
 
     def place(self, index: tuple[int]) -> tuple[set[int], int]:
         member, register = self.tile.column(index[0])
@@ -146,15 +127,10 @@ class Linear:
 
     extent: int
     threads: int
-
-    @property
-    def registers(self) -> int:
-        return -(-self.extent // self.threads)
-
-    @property
-    def bytes(self) -> int:
-        """In shared memory, of float32."""
-        return 4 * self.extent
+    shape = property(lambda self: (self.extent,))
+    registers = property(lambda self: -(-self.extent // self.threads))
+    ragged = True
+    bytes = property(lambda self: 4 * self.extent)  # in shared memory, of float32
 
     def place(self, index: tuple[int]) -> tuple[set[int], int]:
         return {index[0] % self.threads}, index[0] // self.threads

@@ -1,9 +1,9 @@
 """Questions about a kernel with roles that passes and code generation ask alike."""
 
 from tileops_dsl import ir
-from tileops_dsl.instruction_layouts import Operand, SharedTile, WgmmaAccumulator
+from tileops_dsl.instruction_layouts import SharedTile, WgmmaAccumulator
 from tileops_dsl.layouts import VectorisedRows
-from tileops_dsl.schedule import Barrier, Chunks, Issue, Ring, Role
+from tileops_dsl.schedule import Barrier, Chunks, Issue, Ring, Role, op_of
 
 GROUP = 128  # threads of a warp group
 
@@ -66,13 +66,9 @@ def stages(kernel: ir.Kernel, buffer: ir.Buffer) -> int:
     return ring.stages if ring else 1
 
 
-def stage_bytes(kernel: ir.Kernel, buffer: ir.Buffer) -> int:
-    return kernel.layouts[buffer].bytes
-
-
 def buffer_bytes(kernel: ir.Kernel, buffer: ir.Buffer) -> int:
     """Of a shared tile, with its stages and copies."""
-    return stage_bytes(kernel, buffer) * stages(kernel, buffer) * copies(kernel, buffer)
+    return kernel.layouts[buffer].bytes * stages(kernel, buffer) * copies(kernel, buffer)
 
 
 def loads_of(kernel: ir.Kernel, ring: Ring) -> list[ir.Copy]:
@@ -92,14 +88,9 @@ def peers(kernel: ir.Kernel, ring: Ring) -> int:
     return kernel.ctas if any(load.multicast for load in loads_of(kernel, ring)) else 1
 
 
-def operands(kernel: ir.Kernel, gemm: ir.Gemm) -> tuple[Operand, Operand]:
-    """A and B as the instruction reads them."""
-    return Operand(kernel.layouts[gemm.a], gemm.transpose_a), Operand(kernel.layouts[gemm.b], not gemm.transpose_b)
-
-
 def box(kernel: ir.Kernel, stmt: ir.Copy) -> tuple[int, int]:
     """Columns and rows that one TMA instruction moves."""
-    tile = kernel.layouts[stmt.dst if is_load(stmt) else stmt.src]
+    tile = kernel.layouts[stmt.tile]
     return tile.box_columns, tile.rows // (kernel.ctas if stmt.multicast else 1)
 
 
@@ -108,28 +99,33 @@ def tma_tensors(kernel: ir.Kernel) -> dict[ir.Tensor, tuple[SharedTile, tuple[in
     found = {}
     for stmt in ir.walk(kernel.body):
         if is_load(stmt) or is_store(stmt):
-            tensor, tile = (stmt.src.tensor, stmt.dst) if is_load(stmt) else (stmt.dst.tensor, stmt.src)
-            found.setdefault(tensor, (kernel.layouts[tile], box(kernel, stmt)))
+            found.setdefault(stmt.region.tensor, (kernel.layouts[stmt.tile], box(kernel, stmt)))
     return {tensor: found[tensor] for tensor in kernel.tensors if tensor in found}
 
 
 def columns_held(kernel: ir.Kernel, buffer: ir.Buffer) -> int:
     """Columns of a fragment that exist at a time: of one that only a chunked copy uses, a chunk."""
-    everywhere = _uses(consumers(kernel).body, buffer)
+
+    def uses(body) -> int:
+        return sum(buffer in named_by(stmt) for stmt in ir.walk(body))
+
+    everywhere = uses(consumers(kernel).body)
     for stmt in ir.walk(consumers(kernel).body):
-        if isinstance(stmt, Chunks) and stmt.body[-1].src == buffer and _uses(stmt.body, buffer) == everywhere:
+        if isinstance(stmt, Chunks) and stmt.body[-1].src == buffer and uses(stmt.body) == everywhere:
             return stmt.columns
     return buffer.shape[-1]
 
 
-def _uses(body, buffer: ir.Buffer) -> int:
-    """Statements that name the buffer."""
-    found = 0
-    for stmt in ir.walk(body):
-        loads = [e.buffer for x in ir.exprs_of(stmt) for e in ir.subexprs(x) if isinstance(e, ir.Load)]
-        tiles = [t for t in (*vars(stmt).values(), *loads) if isinstance(t, ir.Tile)]
-        found += buffer in map(ir.buffer_of, tiles)
-    return found
+def named_by(stmt: ir.Stmt) -> list[ir.Buffer]:
+    """What a statement itself names, in order."""
+    stmt = op_of(stmt)
+    loads = [e.buffer for x in ir.exprs_of(stmt) for e in ir.subexprs(x) if isinstance(e, ir.Load)]
+    return [ir.buffer_of(t) for t in (*vars(stmt).values(), *loads) if isinstance(t, ir.Tile)]
+
+
+def named(stmt: ir.Stmt) -> list[ir.Buffer]:
+    """What a statement and those in it name."""
+    return [buffer for s in ir.walk((stmt,)) for buffer in named_by(s)]
 
 
 def registers(kernel: ir.Kernel, buffer: ir.Buffer) -> int:
@@ -143,6 +139,13 @@ def words(kernel: ir.Kernel, buffer: ir.Buffer) -> int:
     return -(-registers(kernel, buffer) * ir.DTYPES[buffer.dtype] // 4)
 
 
+def live_words(kernel: ir.Kernel) -> int:
+    """Of all fragments where most are live: each from its first to its last statement of the tile."""
+    uses = [set(named(stmt)) for stmt in tile_loop(kernel).body]
+    live = [set().union(*uses[: n + 1]) & set().union(*uses[n:]) for n in range(len(uses))]
+    return max(sum(words(kernel, b) for b in tiles if b.scope == "fragment") for tiles in live)
+
+
 def asynchronous(copy: ir.Copy) -> bool:
     """Whether threads load it by cp.async, not through registers."""
     return copy.src.tensor.vector > 1
@@ -150,6 +153,6 @@ def asynchronous(copy: ir.Copy) -> bool:
 
 def lines(kernel: ir.Kernel, copy: ir.Copy) -> VectorisedRows:
     """Which thread moves what between global and shared memory: along rows, at most 16 bytes at a time."""
-    tile, tensor = (copy.dst, copy.src.tensor) if is_load(copy) else (copy.src, copy.dst.tensor)
-    vector = min(tensor.vector, 16 // ir.DTYPES[tile.dtype])
+    tile = copy.tile
+    vector = min(copy.region.tensor.vector, 16 // ir.DTYPES[tile.dtype])
     return VectorisedRows(*tile.shape, kernel.threads, tile.shape[1] // vector, vector)

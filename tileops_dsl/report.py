@@ -1,7 +1,7 @@
-"""What was decided about a kernel with roles: the comment at the head of its text, and the schedule report beside it."""
+"""What was decided about a kernel: the comment at the head of its text, and of one with roles the schedule report beside it."""
 
 from tileops_dsl import ir, plan
-from tileops_dsl.configs import SHORT, GemmConfig
+from tileops_dsl.configs import SHORT, AttentionConfig, GemmConfig, RowConfig
 from tileops_dsl.instruction_layouts import WarpAccumulators
 from tileops_dsl.schedule import Barrier, Retire, Sync
 from tileops_dsl.targets import Target
@@ -9,20 +9,26 @@ from tileops_dsl.targets import Target
 EXAMPLES = ((4096, 4096, 4096), (8192, 8192, 8192), (4096, 16384, 4096))  # M, N, K
 
 
-def header(config: GemmConfig, kernel: ir.Kernel) -> str:
-    lines = [
-        f"{config.name}: tile {' x '.join(map(str, config.tile))}, {config.stages} stages",
-        _threads(kernel),
-        f"Cluster of {kernel.ctas} CTAs; tiles in groups of {config.group_size} clusters of rows",
-        f"c is stored {config.store_columns} columns at a time",
-        "",
-        *_shared_memory(kernel),
-        "",
-        *_barriers(kernel),
-        "",
-        *_registers(kernel),
-    ]
+def of_rows(config: RowConfig, kernel: ir.Kernel) -> str:
+    """The comment of a row-wise kernel."""
+    rows, columns = config.tile
+    registers = ", ".join(f"{b.name} {la.registers} x {SHORT[b.dtype]}" for b, la in kernel.layouts.items())
+    length = "any row length" if config.looped else f"rows of up to {config.max_cols} columns"
+    lines = [f"{config.name}: {length}, {rows} rows x {columns} columns per CTA"]
+    lines += [f"Layout: {config.layout}; {config.threads} threads", f"Registers of a thread: {registers}"]
+    return _comment([*lines, f"Shared memory: {kernel.shared_bytes} bytes"])
+
+
+def _comment(lines: list[str]) -> str:
     return "\n".join(f"// {line}".rstrip() for line in lines) + "\n"
+
+
+def header(config: GemmConfig | AttentionConfig, kernel: ir.Kernel) -> str:
+    lines = [f"{config.name}: tile {' x '.join(map(str, config.tile))}, {config.stages} stages", _threads(kernel)]
+    if isinstance(config, GemmConfig):
+        lines += [f"Cluster of {kernel.ctas} CTAs; tiles in groups of {config.group_size} clusters of rows"]
+        lines += [f"c is stored {config.store_columns} columns at a time"]
+    return _comment([*lines, "", *_tables(kernel)])
 
 
 def _threads(kernel: ir.Kernel) -> str:
@@ -35,32 +41,33 @@ def _threads(kernel: ir.Kernel) -> str:
     return f"{layout.down} x {layout.across} warps of {layout.rows // layout.down} x {layout.columns // layout.across}"
 
 
-def report(config: GemmConfig, kernel: ir.Kernel, target: Target) -> str:
-    """The schedule, and what a problem of M x N x K costs."""
+def report(config: GemmConfig | AttentionConfig, kernel: ir.Kernel, target: Target) -> str:
+    """The schedule, and what a product of M x N x K costs."""
     tiles, extents = plan.tile_loop(kernel), config.tile
     lines = [
-        f"{config.name}",
+        config.name,
         f"tiles: {' x '.join(map(str, extents))}; {', '.join(map(str, tiles.vars))} of {', '.join(map(str, tiles.extents))}",
         f"cluster: {kernel.cluster[0]} x {kernel.cluster[1]}; groups of {tiles.group_size} rows of clusters",
-        *(str(ring) for ring in kernel.rings),
+        *map(str, kernel.rings),
         "",
-        *_shared_memory(kernel),
-        "",
-        *_barriers(kernel),
-        "",
-        *_registers(kernel),
+        *_tables(kernel),
         "",
         *_tensor_maps(kernel),
         "",
-        *_work(config, kernel, target),
+        *(_work(config, kernel, target) if isinstance(config, GemmConfig) else _work_of_block(config, kernel)),
+        "",
     ]
-    return "\n".join(line.rstrip() for line in lines) + "\n"
+    return "\n".join(lines)
+
+
+def _tables(kernel: ir.Kernel) -> list[str]:
+    return [*_shared_memory(kernel), "", *_barriers(kernel), "", *_registers(kernel)]
 
 
 def _shared_memory(kernel: ir.Kernel) -> list[str]:
     lines = ["Shared memory: offset, bytes"]
     for buffer, offset in kernel.shared.items():
-        factors = [plan.copies(kernel, buffer), plan.stages(kernel, buffer), plan.stage_bytes(kernel, buffer)]
+        factors = [plan.copies(kernel, buffer), plan.stages(kernel, buffer), kernel.layouts[buffer].bytes]
         names = (f"{factors[0]} groups", f"{factors[1]} stages", f"{factors[2]} bytes")
         size = " x ".join(name for factor, name in zip(factors, names, strict=True) if factor > 1)
         lines.append(f"{offset:8d}  {buffer.name:12s} {size}; {kernel.layouts[buffer]}")
@@ -69,19 +76,19 @@ def _shared_memory(kernel: ir.Kernel) -> list[str]:
 
 
 def _barriers(kernel: ir.Kernel) -> list[str]:
-    lines = ["Barriers: arrivals and bytes that complete a phase"]
+    consumers = plan.consumers(kernel)
     if not kernel.barriers:
-        lines = ["Waits for copies (groups that may be unfinished) and barriers of the CTA, each before the line"]
-        orders = [s for s in ir.walk(plan.consumers(kernel).body) if isinstance(s, Retire | Sync)]
-        return [*lines, *(f"  {s.location}: {s if isinstance(s, Retire) else 'barrier'}" for s in orders)]
-    lines += [_barrier(kernel, b) for b in kernel.barriers]
-    groups = plan.consumers(kernel).groups
-    lines.append(f"  named {', '.join(map(str, groups))}: the 128 threads of a consumer group each")
-    return [*lines, *["  named 3, 4: the turns of groups 1 and 2"] * plan.tile_loop(kernel).alternate]
+        title = "Waits for copies (groups that may be unfinished) and barriers of the CTA, each before the line"
+        orders = [s for s in ir.walk(consumers.body) if isinstance(s, Retire | Sync)]
+        return [title, *(f"  {s.location}: {s if isinstance(s, Retire) else 'barrier'}" for s in orders)]
+    lines = ["Barriers: arrivals and bytes that complete a phase", *(_barrier(kernel, b) for b in kernel.barriers)]
+    lines += [f"  named {', '.join(map(str, consumers.groups))}: the 128 threads of a consumer group each"]
+    return lines + ["  named 3, 4: the turns of groups 1 and 2"] * plan.tile_loop(kernel).alternate
 
 
 def _barrier(kernel: ir.Kernel, barrier: Barrier) -> str:
-    count = f"{barrier.ring.stages} stages" + (f" x {barrier.copies} groups" if barrier.copies > 1 else "")
+    copies = f" x {barrier.copies} groups" if barrier.copies > 1 else ""
+    count = f"{barrier.ring.stages} stage{'s' * (barrier.ring.stages > 1)}{copies}"
     groups, peers = plan.sharing(kernel), plan.peers(kernel, barrier.ring)
     parts = f"{groups} group{'s' * (groups > 1)} x {f'{peers} CTAs' if peers > 1 else '4 warps'}"
     arrivals = f"{barrier.arrivals}" + (f" ({parts})" if barrier.kind == "empty" else "")
@@ -89,9 +96,8 @@ def _barrier(kernel: ir.Kernel, barrier: Barrier) -> str:
 
 
 def _registers(kernel: ir.Kernel) -> list[str]:
-    held = ", ".join(
-        f"{b.name} {plan.registers(kernel, b)} x {SHORT[b.dtype]}" for b in kernel.layouts if b.scope == "fragment"
-    )
+    fragments = [b for b in kernel.layouts if b.scope == "fragment"]
+    held = ", ".join(f"{b.name} {plan.registers(kernel, b)} x {SHORT[b.dtype]}" for b in fragments)
     budgets = "; ".join(f"{r.registers} for the {r.name}" for r in kernel.roles if r.registers)
     return [f"Registers of a thread: {budgets}".rstrip(), f"  {held}"]
 
@@ -101,6 +107,12 @@ def _tensor_maps(kernel: ir.Kernel) -> list[str]:
     for tensor, (tile, (columns, rows)) in plan.tma_tensors(kernel).items() if kernel.barriers else ():
         lines.append(f"  {tensor.name:12s} {columns} x {rows}, {tile.swizzle.row_bytes} bytes")
     return lines
+
+
+def _work_of_block(config: AttentionConfig, kernel: ir.Kernel) -> list[str]:
+    queries, keys, d = config.tile
+    flops, moved = 4 * queries * keys * d, 2 * keys * d * ir.DTYPES[config.x]
+    return [f"Work of a CTA for {keys} keys: {flops} FLOP, {moved} bytes of k and v ({flops / moved:.0f} FLOP a byte)"]
 
 
 def _work(config: GemmConfig, kernel: ir.Kernel, target: Target) -> list[str]:

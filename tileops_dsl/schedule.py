@@ -1,16 +1,17 @@
 """Who does what and when: the nodes that passes add to the IR.
 
 Role    = (name, groups, warp | None, body)             warp: one thread of it does all; otherwise each group, on its rows
-Ring    = (name, buffers, stages, var)                  the stages that the copies of a loop go round
+Ring    = (name, buffers, stages, var, prefix)          the stages that the copies of a loop go round; prefix: of names in text
 Barrier = (name, kind, stages, copies, arrivals, bytes) mbarriers, for each stage and copy (a copy for each group)
 
 Stmt   += Issue(op, index)                              an asynchronous copy or product begins; index: its iteration
-        | Retire(kind, pending)                         until at most so many are unfinished
+        | Retire(kind, pending, after, of)              until at most so many are unfinished; not before `after` was computed
         | Await(barrier, index) | Signal(barrier, which) the ends of an edge between roles
         | Sync | Fence                                  exchange in the group; before what TMA reads
         | Advance(ring, steps)                          the next stage, or past those of another group's tile
         | Turn(takes) | Alone(which, body)              of groups that alternate: waits for its turn or passes it; one of them
         | Unrolled(var, extent, body)                   a loop over views of a fragment
+        | At(var, value, body)                          one iteration of a loop, beside the loop or late in it
         | Chunks(columns, body)                         element-wise work and its copy, so many columns at a time
         | One(body)                                     by the first thread of the group
         | Commit | Land(op, index)                      copies of all threads: a group of asynchronous ones; from registers on
@@ -44,6 +45,8 @@ class Ring:
     buffers: tuple[ir.Buffer, ...]
     stages: int
     var: ir.Var  # of the loop
+    # Of the names of its barriers, stage and phase: k_full, k_stage; none where one ring is common to all groups.
+    prefix: str = ""
 
     def __str__(self) -> str:
         return f"{self.name}: {', '.join(b.name for b in self.buffers)} x {self.stages}, along {self.var}"
@@ -60,9 +63,7 @@ class Barrier:
     bytes: int
     offset: int = 0  # in shared memory
 
-    @property
-    def count(self) -> int:
-        return self.ring.stages * self.copies
+    count = property(lambda self: self.ring.stages * self.copies)
 
     def __str__(self) -> str:
         copies = f" x {self.copies} groups" if self.copies > 1 else ""
@@ -79,9 +80,12 @@ class Issue(ir.Stmt):
 class Retire(ir.Stmt):
     kind: str  # "product", "read" (stores: their shared memory has been read), "store" or "copy"
     pending: int
+    after: tuple[ir.Buffer, ...] = ()  # fragments of which the wait must not run ahead: what is to overlap with a product
+    of: tuple[ir.Gemm, ...] = ()  # the products that are finished by it
 
     def __str__(self) -> str:
-        return f"retire {self.kind} pending {self.pending}"
+        after = f", after {', '.join(b.name for b in self.after)}" if self.after else ""
+        return f"retire {self.kind} pending {self.pending}{after}"
 
 
 @dataclass(frozen=True, eq=False)
@@ -131,6 +135,13 @@ class Unrolled(ir.Stmt):
 
 
 @dataclass(frozen=True, eq=False)
+class At(ir.Stmt):
+    var: ir.Var
+    value: ir.Expr  # for which the variable stands in the body
+    body: tuple[ir.Stmt, ...]
+
+
+@dataclass(frozen=True, eq=False)
 class Chunks(ir.Stmt):
     columns: int
     body: tuple[ir.Stmt, ...]
@@ -165,3 +176,8 @@ class Operands(ir.Stmt):
 class Multiply(ir.Stmt):
     op: ir.Gemm
     step: int
+
+
+def op_of(stmt: ir.Stmt) -> ir.Stmt:
+    """The program's statement of which this one is a part, or which it is."""
+    return stmt.op if isinstance(stmt, Issue | Land | Operands | Multiply) else stmt

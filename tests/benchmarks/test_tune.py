@@ -9,10 +9,11 @@ from dataclasses import replace
 import pytest
 
 from benchmarks import tune, tune_candidates, tune_choice, tune_library
+from benchmarks.gpus import GPUS
 from benchmarks.tune_measure import MeasureError, Worker
 from benchmarks.workloads import GemmWorkload
 from tileops_dsl import configs
-from tileops_dsl.targets import GPUS, TARGETS
+from tileops_dsl.targets import TARGETS
 
 H200 = GPUS["h200"]
 LARGE = GemmWorkload("gemm", "large", (4096, 4096, 4096), "bfloat16", "here")

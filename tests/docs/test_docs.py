@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tileops_dsl import operators
+from build_backend import operators
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = sorted((ROOT / "docs").glob("*.md"))
@@ -51,7 +51,7 @@ def tree(tmp_path_factory):
     """A copy of the sources in which commands may write."""
     root = tmp_path_factory.mktemp("tree")
     ignored = shutil.ignore_patterns("__pycache__", "generated", "*.so")
-    for folder in ("tileops", "tileops_dsl", "configs", "csrc", "benchmarks", "tests"):
+    for folder in ("tileops", "tileops_dsl", "build_backend", "configs", "csrc", "benchmarks", "tests"):
         shutil.copytree(ROOT / folder, root / folder, ignore=ignored)
     shutil.copy(ROOT / "pyproject.toml", root)
     return root
@@ -84,20 +84,20 @@ def test_commands_write_the_rest(tree):
     """From a tree without the operator: three files, and the two commands of the page."""
     for name in (*NEW, "configs/merge_attention.json"):
         (tree / name).unlink()
-    shell(tree, "python -m tileops_dsl.operators")
+    shell(tree, "python -m build_backend.operators")
     assert "merge_attention" not in (tree / WRITTEN[0]).read_text()
     shell(tree, "python -c 'import tileops; assert not hasattr(tileops, \"merge_attention\")'")
     assert "merge_attention" not in shell(tree, "python -m tileops_dsl.generate --build smoke --out out && cat out/*")
     for name in NEW:
         shutil.copy(ROOT / name, tree / name)
-    shell(tree, "python -m tileops_dsl.operators\npython -m benchmarks.row_configs")
+    shell(tree, "python -m build_backend.operators\npython -m benchmarks.row_configs")
     assert all((tree / name).read_text() == (ROOT / name).read_text() for name in WRITTEN)
     generated = shell(tree, "python -m tileops_dsl.generate --build smoke --out out && cat out/*")
     assert "BoxedKernel merge_attention, merge_attention_out, explain_merge_attention;" in generated
 
 
 def test_written_files_are_up_to_date():
-    assert (ROOT / WRITTEN[0]).read_text() == operators.module(), "run python -m tileops_dsl.operators"
+    assert (ROOT / WRITTEN[0]).read_text() == operators.module(), "run python -m build_backend.operators"
 
 
 @pytest.mark.slow
@@ -132,6 +132,6 @@ def test_three_files_have_the_new_word(tree):
 def test_an_operator_that_is_not_declared_once(tmp_path, monkeypatch, text, problem):
     monkeypatch.setattr(operators, "OPS", tmp_path)
     (tmp_path / "new_op.py").write_text(text)
-    with pytest.raises(operators.TileError, match=problem) as caught:
+    with pytest.raises(operators.BuildError, match=problem) as caught:
         operators.schemas()
-    assert 'Instead: _op = register("new_op(Tensor x, ...) -> Tensor", ...), once' in str(caught.value)
+    assert 'expected _op = register("new_op(Tensor x, ...) -> Tensor", ...), once' in str(caught.value)

@@ -71,7 +71,7 @@ def raising_lines(folder: str) -> dict[tuple[str, int], range]:
         for node in ast.walk(ast.parse(path.read_text())):
             call = node.exc if isinstance(node, ast.Raise) else node
             raises = isinstance(node, ast.Raise) and "TileError" in ast.dump(call)
-            if raises or (isinstance(node, ast.Call) and getattr(node.func, "id", "") == "_require"):
+            if raises or (isinstance(node, ast.Call) and getattr(node.func, "id", "") == "require"):
                 found[f"{folder}/{path.name}", node.lineno] = range(node.lineno, node.end_lineno + 1)
     return found
 

@@ -1,6 +1,7 @@
 """The layouts that instructions fix against tables that are written out, and what must hold for all sizes."""
 
 import itertools
+import runpy
 import subprocess
 from collections import Counter
 from pathlib import Path
@@ -10,8 +11,7 @@ from fragments import Matrices, MmaA, MmaAccumulator, MmaB, WgmmaA
 
 from build_backend import toolkit
 from build_backend.errors import BuildError
-from tileops_dsl.instruction_layouts import Operand, SharedTile, Swizzle, WgmmaAccumulator
-from tileops_dsl.targets import wgmma_shapes
+from tileops_dsl.instruction_layouts import AccumulatorRows, Operand, SharedTile, Swizzle, WgmmaAccumulator
 
 INCLUDE = Path(__file__).resolve().parents[2] / "csrc" / "include"
 
@@ -112,6 +112,18 @@ TRANSPOSED = """
 ], ids=str)  # fmt: skip
 def test_fragments(layout, rows, columns, text):
     assert placed(layout, rows, columns) == table(text)
+
+
+@pytest.mark.parametrize("rows", [64, 128])
+def test_rows_lie_with_their_accumulator(rows):
+    """Each value in the threads that hold its row; the register that numbers their rows."""
+    layout, tile = AccumulatorRows(rows), WgmmaAccumulator(32, rows)
+    for row in range(rows):
+        places = [tile.place((row, column)) for column in range(32)]
+        threads, register = layout.place((row,))
+        assert threads == set().union(*(holders for holders, _ in places))
+        assert {r // 16 * 2 + r // 2 % 2 for _, r in places} == {register}
+    assert layout.registers == rows // 32
 
 
 def test_matrices():
@@ -309,7 +321,8 @@ def test_the_device_makes_these_descriptors(tmp_path):
 
 
 def test_the_wgmma_instructions_are_those_of_the_generator():
-    assert (INCLUDE / "tileops" / "wgmma_shapes.h").read_text() == wgmma_shapes.header()
+    generator = INCLUDE / "tileops" / "wgmma_shapes.py"
+    assert generator.with_suffix(".h").read_text() == runpy.run_path(str(generator))["header"]()
 
 
 @pytest.mark.parametrize("make, problem", [

@@ -73,6 +73,15 @@ def test_mixed_extents():
             tile[i, j] = 0.0  # here
 
 
+@rejected("a partial sum in a kernel without T.gemm", "T.reduce_sum(tile, sums)")
+def test_partial_sum(x: X):
+    with T.Kernel(1, threads=128):
+        tile = T.alloc_fragment((4, 128), "float32")
+        sums = T.alloc_fragment((4,), "float32")
+        T.fill(tile, 0.0)
+        T.reduce_sum(tile, sums, partial=True)  # here
+
+
 @rejected("j is used as a number, but the tile is shifted", "a layout that is not shifted")
 def test_number_of_a_shifted_column():
     with T.Kernel(1, threads=128):
@@ -86,7 +95,7 @@ def test_number_of_a_shifted_column():
 # ---- layouts
 
 
-@rejected("tile has no layout: no loop or reduction ties it to a fragment that has one", "T.annotate_layout({tile: ...})")
+@rejected("tile has no layout: nothing ties it to a tile that has one", "T.annotate_layout({tile: ...})")
 def test_no_layout():
     with T.Kernel(1, threads=128):
         tile = T.alloc_fragment((4, 128), "float32")  # here
@@ -119,14 +128,14 @@ def test_two_layouts_side_by_side():
         T.annotate_layout({a: tiles(), b: tiles(vector=2)})
 
 
-@rejected("tile is [4, 64] and its layout [4, 128]", "one shape")
+@rejected("tile is [4, 64] and its layout [4, 128]: rows of 32 threads x 1 x 4, 1 passes, lanes on columns", "one shape")
 def test_layout_of_another_shape():
     with T.Kernel(1, threads=128):
         tile = T.alloc_fragment((4, 64), "float32")  # here
         T.annotate_layout({tile: tiles()})
 
 
-@rejected("layout of 128 threads in a kernel of 256", "T.Kernel's threads")
+@rejected("the layout of tile has 128 threads of 256", "T.Kernel's threads")
 def test_layout_of_another_number_of_threads():
     with T.Kernel(1, threads=256):
         tile = T.alloc_fragment((4, 128), "float32")  # here

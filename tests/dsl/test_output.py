@@ -1,5 +1,6 @@
 """The generated files agree with each other and with C++."""
 
+import json
 import re
 import subprocess
 from dataclasses import replace
@@ -7,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from tileops_dsl import configs, emulate, operators, output
+from build_backend import operators
+from tileops_dsl import configs, emulate, output
 from tileops_dsl.errors import TileError
 
 ROOT = Path(__file__).parents[2]
@@ -17,12 +19,16 @@ OPS = ("softmax", "rms_norm", "rms_norm_silu")
 
 
 def rows(manifest: dict) -> dict[str, dict]:
-    """Without the products, whose text has tests of its own (test_gemm.py)."""
+    """Without products and attention, whose texts have tests of their own (test_gemm.py, emulator/test_attention.py)."""
     return {name: entry for name, entry in manifest["kernels"].items() if "rows_per_block" in entry}
 
 
 def products(manifest: dict) -> dict[str, dict]:
-    return {name: entry for name, entry in manifest["kernels"].items() if "tile" in entry}
+    return {name: entry for name, entry in manifest["kernels"].items() if entry["op"] == "gemm"}
+
+
+def attentions(manifest: dict) -> dict[str, dict]:
+    return {name: entry for name, entry in manifest["kernels"].items() if entry["op"] == "flash_attention"}
 
 
 @pytest.fixture(scope="module")
@@ -47,11 +53,15 @@ def test_each_kernel_is_in_the_file_that_the_manifest_names(everything, kernel_t
         assert name in source["kernels"] and len(set(source["kernels"])) == len(source["kernels"])
         assert (entry["op"], entry["target"]) == (source["op"], source["target"])
         begin = f"{entry['op']}_{entry['target']}_{SHORT[entry['x']]}"
+        if "tile" in entry:
+            tile = "x".join(map(str, entry["tile"]))
+            assert source["file"] == f"{name}.cu" and source["kernels"] == [name]
+            assert everything.files[f"{name}.txt"].startswith(f"{name}\n")
         if name in products(everything.manifest):
             layout = f"{'nt'[entry['transpose_a']]}{'nt'[entry['transpose_b']]}"
-            assert source["file"] == f"{name}.cu" and source["kernels"] == [name]
-            assert name.startswith(f"{begin}_{SHORT[entry['y']]}_{'x'.join(map(str, entry['tile']))}_{layout}")
-            assert everything.files[f"{name}.txt"].startswith(f"{name}\n")
+            assert name.startswith(f"{begin}_{SHORT[entry['y']]}_{tile}_{layout}")
+        elif name in attentions(everything.manifest):
+            assert name == f"{begin}_{tile}_{'causal' if entry['causal'] else 'full'}"
         else:
             assert source["file"] == f"{begin}.cu"
             assert name.startswith(f"{begin}_{SHORT[entry['y']]}_v{entry['vector']}_")
@@ -109,7 +119,7 @@ def test_registry_rows(everything):
         entry = everything.manifest["kernels"][name]
         dtypes = [f"DType::{SHORT[entry[end]]}" for end in "xy"]
         flags = ["true" if entry[flag] else "false" for flag in ("lanes_on_rows", "shifted")]
-        sizes = [str(entry[key]) for key in ("max_cols", "rows_per_block", "threads", "shared_bytes")]
+        sizes = [str(entry[key]).lower() for key in ("max_cols", "rows_per_block", "paced", "threads", "shared_bytes")]
         expected = [f"Target::{entry['target']}", *dtypes, str(entry["vector"]), *flags, *sizes]
         assert (op, symbol, numbers.split(", ")) == (entry["op"], name, expected)
     assert f"const int row_variant_count = {len(found)};" in table
@@ -131,6 +141,20 @@ def test_registry_of_products(everything):
     assert f"const int product_variant_count = {len(found)};" in table
 
 
+def test_registry_of_attention(everything):
+    table = everything.files["registry.cpp"].partition("const AttentionVariant")[2].partition("const AttentionMeasurement")[0]
+    found = re.findall(ROW, table, re.M)
+    assert [name for _, name, _, _ in found] == list(attentions(everything.manifest)) and found
+    for op, name, numbers, symbol in found:
+        entry = everything.manifest["kernels"][name]
+        sizes = [*entry["tile"], entry["threads"], entry["shared_bytes"]]
+        boxes = ", ".join(f"{{{', '.join(map(str, (*m['box'], m['swizzle'])))}}}" for m in entry["maps"].values())
+        what = [f"Target::{entry['target']}", f"DType::{SHORT[entry['x']]}", str(entry["causal"]).lower()]
+        assert (op, symbol, numbers) == (entry["op"], name, ", ".join([*what, *map(str, sizes), f"{{{boxes}}}"]))
+        assert list(entry["maps"]) == ["q", "k", "v", "out"]
+    assert f"const int attention_variant_count = {len(found)};" in table
+
+
 def test_measurements_are_rows_of_the_registry():
     row = replace(next(row for row in configs.load("gemm") if row.target == "sm_90a"), measured=())
     problems = (
@@ -139,12 +163,23 @@ def test_measurements_are_rows_of_the_registry():
     )
     other = replace(row, tile=(64, 64, 64), cluster=1, measured=problems)
     text = output.files_of([output.compile_config(row), output.compile_config(other)], ["sm_90a"])["registry.cpp"]
-    table = re.findall(r"^    (\{.*\}),$", text.partition("const ProductMeasurement")[2], re.M)
+    table = re.findall(r"^    (\{.*\}),$", text.partition("const ProductMeasurement")[2].partition("const Attention")[0], re.M)
     assert table == [
         '{1, "NVIDIA H200", 1536, 256, 64, false, 1.5, 2.0}',
         '{1, "NVIDIA H200", 64, 256, 64, true, 1.0, 2.0}',
         "{}",
     ]
+
+
+def test_measurements_of_attention_are_rows_of_the_registry(monkeypatch, tmp_path):
+    """As a configuration file has them."""
+    problem = {"gpu": "NVIDIA H200", "batch_heads": 32, "sq": 512, "sk": 1024, "us": 1.5, "baseline_us": 2.0}
+    row = {"target": "sm_90a", "x": "float16", "y": "float16", "tile": [64, 64, 64], "stages": 2, "measured": [problem]}
+    (tmp_path / "flash_attention.json").write_text(json.dumps([{**row, "causal": True, "measured": []}, row]))
+    monkeypatch.setattr(configs, "CONFIGS", tmp_path)
+    text = output.generate(["flash_attention"], ["sm_90a"], "all")["registry.cpp"]
+    table = re.findall(r"^    (\{.*\}),$", text.partition("const AttentionMeasurement")[2], re.M)
+    assert table == ['{1, "NVIDIA H200", 32, 512, 1024, 1.5, 2.0}', "{}"]
 
 
 @pytest.mark.parametrize(
@@ -195,6 +230,10 @@ def test_registry_compiles(smoke, tmp_path):
             const tileops::ProductVariant& v = tileops::product_variants[i];
             printf("%s %s %d %d %d\\n", v.op, v.name, v.bn, v.maps[0].columns, v.shared_bytes);
           }}
+          for (int i = 0; i < tileops::attention_variant_count; ++i) {{
+            const tileops::AttentionVariant& v = tileops::attention_variants[i];
+            printf("%s %s %d %d %d\\n", v.op, v.name, v.head_dim, v.maps[3].rows, v.shared_bytes);
+          }}
         }}"""
     folders = (smoke.path, ROOT / "csrc", ROOT / "csrc" / "include")
     printed = run_cpp(tmp_path, text, *(f"-I{folder}" for folder in folders)).splitlines()
@@ -202,6 +241,8 @@ def test_registry_compiles(smoke, tmp_path):
     for name, k in products(smoke.manifest).items():
         columns = k["maps"]["a"]["box"][0] if k.get("maps") else 0
         numbers.append((name, (k["tile"][1], columns, k["shared_bytes"])))
+    for name, k in attentions(smoke.manifest).items():
+        numbers.append((name, (k["tile"][2], k["maps"]["out"]["box"][1], k["shared_bytes"])))
     assert printed == [f"{kernels[name]['op']} {name} {' '.join(map(str, values))}" for name, values in numbers]
 
 
@@ -252,9 +293,8 @@ def test_schemas(smoke, everything, tmp_path):
     # the functions are not needed: without optimisation the table of them would be kept
     flags = ("-O1", "-Wno-unused-variable", f"-I{ROOT / 'csrc'}")
     printed = run_cpp(tmp_path, text, f"-I{smoke.path}", *flags).splitlines()
-    signatures = operators.schemas()
+    schemas = operators.schemas().values()
     first = printed.index(SCHEMAS[0])
-    assert printed[first : first + 4] == SCHEMAS and len(printed) == 4 * len(signatures)
-    for op, signature in signatures.items():
-        assert f"{op}{signature}" in printed and f"_eager_{op}{signature}" in printed
+    assert printed[first : first + 4] == SCHEMAS and len(printed) == 4 * len(schemas)
+    assert {*schemas, *(f"_eager_{schema}" for schema in schemas)} <= set(printed)
     assert 'build_targets = "sm_90a,portable";' in everything.files["schemas.h"]

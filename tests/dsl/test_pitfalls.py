@@ -159,6 +159,14 @@ def test_fragment_after_its_loop():
         T.fill(tile, 0.0)  # here
 
 
+@rejected("tile is not allocated here", "T.alloc_fragment before its first use")
+def test_fragment_after_its_condition(n: N):
+    with T.Kernel(1, threads=128):
+        with T.If(n > 0):
+            tile = T.alloc_fragment((4, 128), "float32")
+        T.fill(tile, 0.0)  # here
+
+
 @rejected("z is no parameter of the program", "its own T.Tensor")
 def test_tensor_of_another_program():
     stolen = []

@@ -216,9 +216,7 @@ def compiled(config) -> ir.Kernel:
 
 
 def without(body, left_out):
-    return tuple(
-        replace(s, body=without(s.body, left_out)) if hasattr(s, "body") else s for s in body if s is not left_out
-    )
+    return tuple(replace(s, body=without(s.body, left_out)) if hasattr(s, "body") else s for s in body if s is not left_out)
 
 
 @pytest.mark.parametrize("vector", [8, 1])
@@ -230,7 +228,7 @@ def test_no_wait_and_no_barrier_can_be_left_out(vector):
     for stmt in orders:
         changed = replace(kernel, roles=(replace(role, body=without(role.body, stmt)),))
         with pytest.raises(TileError):
-            portable_verify.order(changed, TARGETS["portable"])
+            portable_verify.schedule(changed, TARGETS["portable"])
 
 
 def test_operands_of_the_wrong_step_are_noticed():
@@ -240,6 +238,18 @@ def test_operands_of_the_wrong_step_are_noticed():
     changed = replace(kernel, roles=(replace(role, body=without(role.body, loaded[0])),))
     with pytest.raises(TileError, match="the threads do not do what the program does"):
         portable_verify.schedule(changed, TARGETS["portable"])
+
+
+def test_a_load_too_many_is_noticed():
+    """The program's, of elements that go through registers, once more."""
+    kernel = compiled(replace(SMALL, vector=1))
+    (role,) = kernel.roles
+    tiles = role.body[0]
+    (first,) = (s for s in tiles.body if isinstance(s, ir.Serial))
+    at = tiles.body.index(first)
+    changed = replace(tiles, body=(*tiles.body[:at], first, *tiles.body[at:]))
+    with pytest.raises(TileError, match="the threads do not do what the program does"):
+        portable_verify.schedule(replace(kernel, roles=(replace(role, body=(changed,)),)), TARGETS["portable"])
 
 
 def test_the_layout_of_warps():
@@ -285,15 +295,26 @@ def test_what_does_not_fit_is_refused(change, message):
     refused(change, message)
 
 
+def test_a_late_product_is_refused():
+    def late(stmt):
+        body = {"body": tuple(map(late, stmt.body))} if hasattr(stmt, "body") else {}
+        return replace(stmt, **body, **({"stage": 1} if isinstance(stmt, ir.Gemm) else {}))
+
+    kernel = PROGRAMS["gemm"](SMALL)
+    with pytest.raises(TileError, match="the loop is not loads and a product of a multiple of 32 of K"):
+        run_passes(replace(kernel, body=tuple(map(late, kernel.body))), TARGETS["portable"])
+
+
 def errors() -> list[TileError]:
     """One of each that the passes of this target raise."""
     kernel = compiled(SMALL)
     (role,) = kernel.roles
     found = [refused(change, message) for change, message in REFUSED]
-    for check, kind in ((portable_verify.order, Sync), (portable_verify.schedule, Operands)):
+    for kind, message in ((Sync, "barriers do not order"), (Operands, "the threads do not do what the program does")):
         left_out = next(s for s in ir.walk(role.body) if isinstance(s, kind) and getattr(s, "index", True))
-        with pytest.raises(TileError) as caught:
-            check(replace(kernel, roles=(replace(role, body=without(role.body, left_out)),)), TARGETS["portable"])
+        changed = replace(kernel, roles=(replace(role, body=without(role.body, left_out)),))
+        with pytest.raises(TileError, match=message) as caught:
+            portable_verify.schedule(changed, TARGETS["portable"])
         found.append(caught.value)
     with pytest.raises(TileError, match="the kernel has 2 products") as caught:
         run_passes(two_products(PROGRAMS["gemm"](SMALL)), TARGETS["portable"])

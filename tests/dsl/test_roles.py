@@ -70,7 +70,7 @@ kernel plain threads 256 min blocks 1 grid wave
   ring 0: a_tile, b_tile x 3, along i
   barrier 131072: full x 3, arrivals 1, bytes 32768
   barrier 131096: empty x 3, arrivals 8, bytes 0
-  role producer: groups 0, warp 0, 24 registers
+  role producer: groups 0, warp 0, 40 registers
     persistent vars=row,column extents={TILES} group_size=1  // test_roles.py:{LINE + 6}
       pipelined var=i extent=add(floordiv(sub(k, 1), 64), 1) num_stages=3 pending=0  // test_roles.py:{LINE + 7}
         await barrier=empty index=i  // test_roles.py:{LINE + 8}
@@ -78,7 +78,7 @@ kernel plain threads 256 min blocks 1 grid wave
         issue op=(copy src=a[mul(row, 128), mul(i, 64)] dst=a_tile) index=i  // test_roles.py:{LINE + 8}
         issue op=(copy src=b[mul(i, 64), mul(column, 128)] dst=b_tile) index=i  // test_roles.py:{LINE + 9}
         advance ring=ring 0  // test_roles.py:{LINE + 7}
-  role consumer: groups 1, 2, 240 registers
+  role consumer: groups 1, 2, 232 registers
     persistent vars=row,column extents={TILES} group_size=1  // test_roles.py:{LINE + 6}
       pipelined var=i extent=add(floordiv(sub(k, 1), 64), 1) num_stages=3 pending=0  // test_roles.py:{LINE + 7}
         await barrier=full index=i  // test_roles.py:{LINE + 10}
@@ -165,17 +165,17 @@ CORRUPTED = {
     "an element of another shape": (
         "layouts",
         lambda k: with_layout(k, "out", k.layouts[buffer("acc")]),
-        r"out is \[128, 64\] and its layout wgmma accumulator 64 x 256",
+        r"out is \[64, 64\] and its layout \[64, 256\]: wgmma accumulator 64 x 256",
     ),
     "threads that do not divide": (
         "layouts",
         lambda k: with_layout(k, "bias_part", Linear(256, 100)),
-        "the layout of bias_part leaves registers or threads out",
+        "the layout of bias_part has 100 threads of 128",
     ),
     "a tile beside its swizzle": ("shared_memory", lambda k: moved(k, "c_tile", 196608 + 512), "c_tile starts at byte 197120"),
     "two tiles in one place": ("shared_memory", lambda k: moved(k, "b_tile", 0), "shared memory of 231520 bytes of 232448"),
     "no wait": ("barriers", lambda k: without(k, first(k, Await)), "the barriers are wrong: gemm.py:47 reads a_tile too early"),
-    "too few registers": ("budgets", lambda k: with_registers(k, 136), "registers of 39936 in all, 134 in fragments"),
+    "too few registers": ("budgets", lambda k: with_registers(k, 136), "registers of 39936 in all, 132 in fragments"),
 }  # fmt: skip
 
 

@@ -104,6 +104,7 @@ def attention_rows():
             return torch.nn.functional.scaled_dot_product_attention(*heads_first, is_causal=causal).transpose(1, 2)
 
     kernels = flash_attention.load()
+    generated = {causal: flash_attention.Generated(flash_attention.config(causal)) for causal in (False, True)}
     for batch, length in ((4, 4096), (1, 16384)):
         for causal in (False, True):
             sets = [tuple(normal(batch, length, 16, 128) for _ in range(3)) for _ in range(3)]
@@ -115,6 +116,7 @@ def attention_rows():
 
             contestants = {
                 "golden": lambda q, k, v, causal=causal: flash_attention.launch(kernels, q, k, v, causal)[0],
+                "generated": lambda q, k, v, causal=causal: generated[causal](q, k, v)[0],
                 "FA4": lambda q, k, v, causal=causal: flash_attn_func(q, k, v, causal=causal)[0],
                 "cuDNN": lambda q, k, v, causal=causal: cudnn(q, k, v, causal),
             }

@@ -1,4 +1,7 @@
-"""Launches flash_attention_full.cu and flash_attention_causal.cu: softmax(scale q k^T) v and its LSE for bfloat16, D = 128."""
+"""Launches flash_attention_full.cu and flash_attention_causal.cu: softmax(scale q k^T) v and its LSE for bfloat16, D = 128.
+
+Beside them, what the compiler writes from its tile program, which takes parameters of its own.
+"""
 
 import functools
 import math
@@ -6,6 +9,8 @@ from pathlib import Path
 
 import launch as gpu
 import torch
+
+from tileops_dsl import configs, output
 
 NAMES = {False: "flash_attention_full", True: "flash_attention_causal"}
 KEY_BLOCKS = {False: 160, True: 128}
@@ -47,3 +52,36 @@ def launch(kernels, q, k, v, causal: bool):
     multiprocessors = torch.cuda.get_device_properties(q.device).multi_processor_count
     kernels[causal](params, min(multiprocessors, tiles), 384, SHARED_BYTES[causal])
     return out, lse
+
+
+def config(causal: bool, **changes):
+    """The tile of the text by hand."""
+    row = {"op": "flash_attention", "target": "sm_90a", "x": "bfloat16", "tile": (128, KEY_BLOCKS[causal], 128), "stages": 2}
+    row |= {"causal": causal, **changes}
+    return configs.AttentionConfig(y=row["x"], **row)
+
+
+class Generated:
+    """The compiler's kernel of a configuration, which is written into `folder`."""
+
+    def __init__(self, row, folder: Path = gpu.CACHE / "generated"):
+        self.row, made = row, output.compile_config(row)
+        self.entry, self.report, self.path = made.entry, made.report, folder / f"{row.file}.cu"
+        folder.mkdir(parents=True, exist_ok=True)
+        self.path.write_text(output.source_text([made]))
+        (folder / f"{made.params}.h").write_text(output.params_header(made.params, made.fields))
+        self.kernel = gpu.load(self.path, row.name)
+
+    def __call__(self, q, k, v):
+        """As launch(), of any strides that TMA takes."""
+        (batch, seqlen_q, heads, dim), (seqlen_k, heads_kv) = q.shape, k.shape[1:3]
+        out, lse = torch.empty_like(q), torch.empty(batch, heads, seqlen_q, dtype=torch.float32, device=q.device)
+        boxes = [self.entry["maps"][name] for name in ("q", "k", "v", "out")]
+        pairs = zip((q, k, v, out), boxes, strict=True)
+        maps = (gpu.tensor_map(t.transpose(1, 2), (*box["box"], 1, 1), box["swizzle"]) for t, box in pairs)
+        numbers = *map(gpu.I32, (batch, heads, heads_kv, seqlen_q, seqlen_k)), *map(gpu.I64, lse.stride())
+        params = gpu.pack(*maps, lse, *numbers, gpu.F32(dim**-0.5 * math.log2(math.e)))
+        tiles = -(-seqlen_q // self.row.tile[0]) * heads * batch
+        multiprocessors = torch.cuda.get_device_properties(q.device).multi_processor_count
+        self.kernel(params, min(multiprocessors, tiles), self.entry["threads"], self.entry["shared_bytes"])
+        return out, lse

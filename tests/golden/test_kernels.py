@@ -1,5 +1,6 @@
 """The golden kernels against float64, and against themselves: 50 runs without a changed bit."""
 
+import functools
 from pathlib import Path
 
 import flash_attention
@@ -104,29 +105,33 @@ def assert_lse(found, exact):
     assert (found[seen].double() - exact[seen]).abs().max().item() < 2e-5 if seen.any() else True
 
 
-@pytest.fixture(scope="module")
-def attention_kernels():
-    return flash_attention.load()
+@pytest.fixture(scope="module", params=["by hand", "generated"])
+def attend(request):
+    """(q, k, v, causal) -> (out, lse), by the text that somebody wrote or by the compiler's."""
+    if request.param == "by hand":
+        return functools.partial(flash_attention.launch, flash_attention.load())
+    kernels = {causal: flash_attention.Generated(flash_attention.config(causal)) for causal in (False, True)}
+    return lambda q, k, v, causal: kernels[causal](q, k, v)
 
 
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("shape", ATTENTIONS)
-def test_flash_attention(attention_kernels, rng, shape, causal):
+def test_flash_attention(attend, rng, shape, causal):
     batch, seqlen_q, seqlen_k, heads, kv_heads = shape
     q = normal(rng, batch, seqlen_q, heads, 128)
     k, v = (normal(rng, batch, seqlen_k, kv_heads, 128) for _ in range(2))
-    out, lse = flash_attention.launch(attention_kernels, q, k, v, causal)
+    out, lse = attend(q, k, v, causal)
     exact, exact_lse = attention(q, k, v, causal, torch.float64)
     assert_close(out, exact, attention(q, k, v, causal, torch.bfloat16)[0])
     assert_lse(lse, exact_lse)
 
 
 @pytest.mark.parametrize("causal", [False, True])
-def test_flash_attention_is_deterministic(attention_kernels, rng, causal):
+def test_flash_attention_is_deterministic(attend, rng, causal):
     q, k, v = (normal(rng, 2, 2048, 16, 128) for _ in range(3))
-    first = flash_attention.launch(attention_kernels, q, k, v, causal)
+    first = attend(q, k, v, causal)
     for _ in range(50):
-        assert all(map(torch.equal, flash_attention.launch(attention_kernels, q, k, v, causal), first))
+        assert all(map(torch.equal, attend(q, k, v, causal), first))
 
 
 # (Sq, H, lengths, parts): one page, odd and even pages, no token, several pieces of a request, rows without a key.

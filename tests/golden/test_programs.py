@@ -16,8 +16,8 @@ from tileops_dsl.kernels import MODULES
 
 HERE = Path(__file__).parent
 DESIGN = Path(tileops_dsl.__file__).parent / "DESIGN.md"
-LONGEST = {"gemm": 70, "flash_attention": 90, "mla_decode": 130}  # lines
-KERNELS = {name: Path(MODULES[name].__file__) for name in ("softmax", "rms_norm", "gemm")}
+LONGEST = {"gemm": 70, "flash_attention": 95, "mla_decode": 130}  # lines
+KERNELS = {name: Path(MODULES[name].__file__) for name in ("softmax", "rms_norm", "gemm", "flash_attention")}
 PROGRAMS = {name: KERNELS.get(name, HERE / "programs" / f"{name}.py") for name in LONGEST}
 MACROS = {"mla_decode": [HERE / "programs" / "attention.py"]}
 QUOTE = re.compile(r"^ *// (\w+)\.py:(\d+): (.*)$", re.MULTILINE)

@@ -1,6 +1,6 @@
 """One module per operator, top to bottom: check, eager formula, gradient, public function.
 
-Written by python -m tileops_dsl.operators.
+Written by python -m build_backend.operators.
 """
 from .flash_attention import flash_attention
 from .flash_attention_paged import flash_attention_paged

@@ -31,6 +31,10 @@ class Emitter:
         self.line("TILEOPS_UNROLL")
         return self.block(f"for (int {var} = 0; {var} < {extent}; ++{var})")
 
+    def number(self, expr: ir.Expr) -> str:
+        """The text of one that loads no fragment."""
+        return statement(expr, None)
+
     def site(self, stmt: ir.Stmt) -> str:
         return self.site_at(stmt.location)
 
@@ -79,13 +83,12 @@ def _prologue(e: Emitter) -> None:
 
 def _shift(e: Emitter) -> None:
     """Where the vectors of this thread's row begin and end, from the tile that is loaded first, and its edge column."""
-    copies = (s for s in ir.walk(e.kernel.body) if isinstance(s, ir.Copy) and isinstance(s.src, ir.Region))
-    loads = (s.src for s in copies if isinstance(e.kernel.layouts[s.dst], VectorisedRows))
-    region, v = next(loads), e.tile.vector
-    *outside, row = (statement(o, None) for o in region.origin[:-1])
-    terms = _terms(region.tensor, [*outside, f"({row} + slot)"])
+    loads = (s for s in ir.walk(e.kernel.body) if isinstance(s, ir.Copy) and s.region is s.src)
+    region, v = next(s.src for s in loads if isinstance(e.kernel.layouts[s.dst], VectorisedRows)), e.tile.vector
+    *outside, row = (e.number(o) for o in region.origin[:-1])
+    offset = terms(region.tensor, [*outside, f"({row} + slot)"])
     pointer = f"global<{CTYPES[region.tensor.dtype]}>(p.{region.tensor.name})"
-    e.line(f"const int head = min(elements_to_alignment<{v}>({pointer}, {' + '.join(terms)}), cols);")
+    e.line(f"const int head = min(elements_to_alignment<{v}>({pointer}, {' + '.join(offset)}), cols);")
     e.line(f"const int tail = head + (cols - head) / {v} * {v};  // columns head..tail-1 are aligned vectors")
     e.line(f"const int edge = member < {v} ? member : tail + member - {v};  // the column outside them of this thread,")
     e.line(f"const bool has_edge = member < {v} ? edge < head : edge < cols;  // if it has one")
@@ -116,9 +119,9 @@ def _alloc(e: Emitter, stmt: ir.Alloc) -> None:
     e.line(f"Fragment<{CTYPES[stmt.buffer.dtype]}, {layout.registers}> {stmt.buffer.name};  // {layout}")
 
 
-def _fill(e: Emitter, stmt: ir.Fill) -> None:
+def fill(e: Emitter, stmt: ir.Fill) -> None:
     registers = e.kernel.layouts[stmt.buffer].registers
-    e.line(f"fill<{registers}>({stmt.buffer.name}, 0, {statement(stmt.value, None)});")
+    e.line(f"fill<{registers}>({stmt.buffer.name}, 0, {e.number(stmt.value)});")
 
 
 def _copy(e: Emitter, stmt: ir.Copy) -> None:
@@ -131,7 +134,7 @@ def _copy(e: Emitter, stmt: ir.Copy) -> None:
             _copy_as(e, stmt, CTYPES[dtype])
     # In a branch of its own: in front of the others the compiler would set all registers before it needs them.
     with e.block("else"):
-        e.line(f"fill<{e.kernel.layouts[stmt.dst].registers}>({stmt.dst.name}, 0, {statement(stmt.absent, None)});")
+        e.line(f"fill<{e.kernel.layouts[stmt.dst].registers}>({stmt.dst.name}, 0, {e.number(stmt.absent)});")
 
 
 def _copy_as(e: Emitter, stmt: ir.Copy, ctype: str) -> None:
@@ -141,7 +144,7 @@ def _copy_as(e: Emitter, stmt: ir.Copy, ctype: str) -> None:
     so that their accesses share one register pair.
     """
     tensor, layout, t = stmt.region.tensor, e.kernel.layouts[stmt.tile], e.tile
-    origin = [statement(o, None) for o in stmt.region.origin]
+    origin = [e.number(o) for o in stmt.region.origin]
     if isinstance(layout, PerRow):
         _copy_values(e, stmt, ctype, origin)
         return
@@ -159,7 +162,7 @@ def _copy_as(e: Emitter, stmt: ir.Copy, ctype: str) -> None:
         vector = t.vector if whole else t.column_vector
         row = f"r * {t.row_registers} + " if whole and not t.lanes_on_rows else ""
         stride = f" * p.{tensor.name}_stride[{len(tensor.dims) - 1}]" if t.column_vector == 1 else ""
-        offset = [*_terms(tensor, origin[:-1]), f"col{stride}"]
+        offset = [*terms(tensor, origin[:-1]), f"col{stride}"]
         e.line(f"const auto first = global<{ctype}>(p.{tensor.name}) + ({' + '.join(offset)});")
         step = t.threads_per_row * t.column_vector
         unaligned = t.shifted and tensor.dtype == "any"  # such a tensor lies in its vectors in its own way
@@ -170,7 +173,7 @@ def _copy_as(e: Emitter, stmt: ir.Copy, ctype: str) -> None:
             _access(e, stmt, 1, edge, "edge - col", f"{row}{t.row_registers - 1}")
 
 
-def _terms(tensor: ir.Tensor, places: list[str]) -> list[str]:
+def terms(tensor: ir.Tensor, places: list[str]) -> list[str]:
     """Of an offset: each place in the tensor's first dimensions times its stride."""
     return [f"{place} * p.{tensor.name}_stride[{d}]" for d, place in enumerate(places)]
 
@@ -181,20 +184,20 @@ def _copy_values(e: Emitter, stmt: ir.Copy, ctype: str, origin: list[str]) -> No
     owner = " && member == 0" if isinstance(stmt.src, ir.Buffer) else ""
     with e.loop("r", e.tile.passes):
         e.line(f"const int64_t row = {origin[-1]} + {_row(e.tile)};")
-        offset = " + ".join(_terms(tensor, [*origin[:-1], "row"]))
+        offset = " + ".join(terms(tensor, [*origin[:-1], "row"]))
         e.line(f"const auto first = global<{ctype}>(p.{tensor.name}) + ({offset});")
         _access(e, stmt, 1, f"row < {tensor.dims[-1]}{owner}", "0", "r")
 
 
 def _access(e: Emitter, stmt: ir.Copy, vector: int, guard: str, at: str, register: str, elementwise: bool = False) -> None:
     """One access: where the guard holds, `vector` elements; elsewhere the fill value."""
-    hint = "_evict_first" * stmt.evict_first
+    hint = f"_{stmt.eviction}" if stmt.eviction else ""
     if isinstance(stmt.src, ir.Buffer):
         e.line(f"if ({guard}) store_global{hint}<{vector}>(first, {at}, {stmt.src.name}, {register}, {e.site(stmt)});")
         return
     word = f"load_global_as_float{'_each' * elementwise}" if stmt.src.tensor.dtype == "any" else f"load_global{hint}"
     e.line(f"if ({guard}) {word}<{vector}>({stmt.dst.name}, {register}, first, {at}, {e.site(stmt)});")
-    e.line(f"else fill<{vector}>({stmt.dst.name}, {register}, {statement(stmt.fill, None)});")
+    e.line(f"else fill<{vector}>({stmt.dst.name}, {register}, {e.number(stmt.fill)});")
 
 
 def _reduce(e: Emitter, stmt: ir.Reduce) -> None:
@@ -248,17 +251,16 @@ def _row(t: VectorisedRows) -> str:
     return f"slot * {t.vector} + r" if t.lanes_on_rows else f"r * {t.slots} + slot"
 
 
-def _serial(e: Emitter, stmt: ir.Serial) -> None:
+def serial(e: Emitter, stmt: ir.Serial, body=_body) -> None:
     e.line("TILEOPS_NO_UNROLL")
-    var = stmt.var.name
-    with e.block(f"for (int {var} = 0; {var} < {statement(stmt.extent, None)}; ++{var})"):
-        _body(e, stmt.body)
+    with e.block(f"for (int {stmt.var} = 0; {stmt.var} < {e.number(stmt.extent)}; ++{stmt.var})"):
+        body(e, stmt.body)
 
 
 def _if(e: Emitter, stmt: ir.If) -> None:
-    with e.block(f"if ({statement(stmt.condition, None)})"):
+    with e.block(f"if ({e.number(stmt.condition)})"):
         _body(e, stmt.body)
 
 
-_EMIT = {ir.Alloc: _alloc, ir.Fill: _fill, ir.Copy: _copy, ir.Reduce: _reduce, ir.Parallel: _parallel, ir.Serial: _serial}
+_EMIT = {ir.Alloc: _alloc, ir.Fill: fill, ir.Copy: _copy, ir.Reduce: _reduce, ir.Parallel: _parallel, ir.Serial: serial}
 _EMIT[ir.If] = _if

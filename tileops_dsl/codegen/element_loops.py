@@ -10,7 +10,24 @@ from tileops_dsl.schedule import Chunks
 
 
 def parallel(w: Writer, stmt: ir.Parallel) -> None:
-    _loop(w, stmt, w.span(stmt.extents[1]), "")
+    """Over tiles; or over the rows alone, of which each thread has some."""
+    registers = w.span(stmt.extents[1]) if len(stmt.extents) == 2 else plan.registers(w.kernel, stmt.body[0].buffer)
+    _loop(w, stmt, registers, "")
+
+
+def reduce(w: Writer, stmt: ir.Reduce) -> None:
+    """Each thread its registers of a row, of which two of every four neighbours are; then the row's four lanes."""
+    op, src, dst, value = stmt.op.title(), stmt.src, f"{stmt.dst.name}[x]", "own"
+    with w.loop("x", plan.registers(w.kernel, stmt.dst)):
+        if len(src.shape) == 2:
+            span = w.span(src.shape[1])
+            first = f"x / 2 * {span} + x % 2 * 2" if w.blocks > 1 else "2 * x"
+            parts = (f"reduce_registers<{op}, {span // 4}, 4>({src.name}, {first}{odd})" for odd in ("", " + 1"))
+            w.line(f"const float own = {op}::combine({', '.join(parts)});")
+        else:  # what a partial one left in each thread
+            value = f"{src.name}[x]"
+        value = value if stmt.partial else f"reduce_lanes<{op}, 4>({value}, {w.site(stmt)})"
+        w.line(f"{dst} = {value if stmt.clear else f'{op}::combine({dst}, {value})'};")
 
 
 def chunks(w: Writer, stmt: Chunks) -> None:
@@ -18,17 +35,17 @@ def chunks(w: Writer, stmt: Chunks) -> None:
     *work, last = stmt.body
     tile, layout, per = last.dst, w.kernel.layouts[last.dst], stmt.columns
     with w.loop("q", tile.shape[1] // per), w.of_blocks():
-        size, in_box = layout.bytes // layout.element_bytes, layout.box_columns // per
+        in_box = layout.box_columns // per
         box = f" + q / {in_box} * {layout.box_bytes // layout.element_bytes}" if tile.shape[1] > layout.box_columns else ""
         q = f"q % {in_box}" if box else "q"
         box += f" + h * {64 * layout.box_columns}" * (w.blocks > 1)
-        row = f"{tile.name}{w.stage(tile, size)}{box} + {tile.name}_offset{w.fragments.place(w, layout, q)}"
+        row = f"{w.at_stage(tile)}{box} + {tile.name}_offset{w.fragments.place(w, layout, q)}"
         w.line(f"const auto {tile.name}_row = {row};")
         for inner in work:
             _chunk(w, inner, tile, per, q)
         w.quote(last.location)
         short = plan.columns_held(w.kernel, last.src) == per and (w.blocks == 1 or last.src.shape[1] > per)
-        first = "0" if short else _register(w, last.src, f"q * {w.span(per)}", None)
+        first = "0" if short else _register(w, last.src, f"q * {w.span(per)}", None, stmt)
         w.fragments.move(w, "store", tile, last.src.name, first, q, last)
 
 
@@ -51,8 +68,8 @@ def _loop(w: Writer, stmt: ir.Parallel, registers: int, start: str) -> None:
         w.quote(store.location)
         pairs = isinstance(store.value, ir.Cast) and ir.DTYPES[store.value.dtype] == 2
         value = store.value.value if pairs else store.value
-        target, at = ir.buffer_of(store.buffer).name, _register(w, store.buffer, start, "")
-        shared = [] if w.blocks > 1 and not start else None
+        target, at = ir.buffer_of(store.buffer).name, _register(w, store.buffer, start, "", stmt)
+        shared = [] if w.blocks > 1 and not start and len(stmt.vars) == 2 else None
         values = [_value(w, value, start, odd, stmt, shared) for odd in (("", " + 1") if pairs else ("",))]
         head = f"for (int x = 0; x < {registers}; {'x += 2' if pairs else '++x'})"
         assignment = f"round_pair({target}, {at}, {', '.join(values)});" if pairs else f"{target}[{at}] = {values[0]};"
@@ -67,9 +84,11 @@ def _loop(w: Writer, stmt: ir.Parallel, registers: int, start: str) -> None:
             w.line(f"for (int h = 0; h < {w.blocks}; ++h) {assignment}")
 
 
-def _register(w: Writer, tile: ir.Tile, start: str, odd: str | None) -> str:
-    """Where register x of a tile lies in its fragment; without `odd`, where x is counted from."""
+def _register(w: Writer, tile: ir.Tile, start: str, odd: str | None, stmt: ir.Stmt) -> str:
+    """Where register x of a tile lies in its fragment; without `odd`, where x is counted from. Of a row vector, its row's."""
     buffer = ir.buffer_of(tile)
+    if len(buffer.shape) == 1:
+        return "x" if len(stmt.vars) == 1 else w.fragments.row_register(w, "x")
     whole = plan.columns_held(w.kernel, buffer) == buffer.shape[1]
     terms = [f"h * {w.span(buffer.shape[1])}"] if whole and w.blocks > 1 else []
     if isinstance(tile, ir.View):
@@ -99,9 +118,32 @@ def _value(w: Writer, value: ir.Expr, start: str, odd: str, stmt: ir.Parallel, s
         else:
             part = ir.Buffer(f"{load.buffer.name}_part", "fragment", load.buffer.shape, load.dtype)
             table[load] = replace(load, buffer=part)
-    value = with_parameters(w.kernel, ir.replaced(value, table))
+    value = with_parameters(w.kernel, w.named(ir.replaced(value, table | _numbers(w, start, odd, stmt))))
 
     def register(tile: ir.Tile) -> str:
-        return f"x{odd}" if tile not in w.kernel.layouts and isinstance(tile, ir.Buffer) else _register(w, tile, start, odd)
+        loaded_here = tile not in w.kernel.layouts and isinstance(tile, ir.Buffer)
+        return f"x{odd}" if loaded_here else _register(w, tile, start, odd, stmt)
 
     return statement(value, register)
+
+
+def _numbers(w: Writer, start: str, odd: str, stmt: ir.Parallel) -> dict[ir.Expr, ir.Expr]:
+    """The loop's indices, where they are numbers, as those of the tile's row and column.
+
+    A comparison of key + column becomes one of the register's part of the column with what is the same for all registers of
+    the row: one instruction each, and no register for each column.
+    """
+    (row, *columns), x = stmt.vars, f"({start} + x{odd})" if start else f"x{odd}"
+    used, table = {e for store in stmt.body for e in ir.as_numbers(store.value)}, {}
+    if row in used:
+        table[row] = replace(row, name=f"({w.fragments.row(w, w.fragments.row_register(w, 'x') if columns else 'x')})")
+    for column in used.intersection(columns):
+        table[column] = replace(column, name=f"({w.fragments.column(w, x)})")
+    for expr in used:
+        match expr:
+            case ir.Call(op="lt", args=(ir.Call(dtype=dtype, op="add", args=(a, b)), limit)) if [b] == columns:
+                if b not in {*ir.subexprs(a), *ir.subexprs(limit)}:
+                    own, others = w.fragments.column_parts(w, x)
+                    bound = ir.Call(dtype, "sub", (ir.Call(dtype, "sub", (limit, a)), ir.Var(dtype, others)))
+                    table[expr] = ir.Var("bool", f"{own} < {w.number(ir.replaced(bound, table))}")
+    return table

@@ -12,7 +12,13 @@ INFIX = {"mul": ("*", 3), "floordiv": ("/", 3), "add": ("+", 2), "sub": ("-", 2)
 
 
 def text(expr: ir.Expr, register) -> str:
-    """`register(buffer)` is the register number of the loop's element of a fragment."""
+    """As an operand: in parentheses where an operator could take it apart."""
+    code = statement(expr, register)
+    return f"({code})" if isinstance(expr, ir.Call) and (expr.op == "select" or expr.op in INFIX) else code
+
+
+def statement(expr: ir.Expr, register) -> str:
+    """As a whole right-hand side. `register(buffer)` is the register number of the loop's element of a fragment."""
     match expr:
         case ir.Const(value=value):
             return _literal(value)
@@ -22,44 +28,21 @@ def text(expr: ir.Expr, register) -> str:
             return f"{ir.buffer_of(buffer).name}[{register(buffer)}]"
         case ir.Cast(dtype="float32", value=ir.Load(buffer=buffer)):
             return f"to_float({ir.buffer_of(buffer).name}, {register(buffer)})"
+        case ir.Cast(dtype="float32", value=value) if value.dtype not in ir.INTS:
+            return f"to_float({statement(value, register)})"
         case ir.Cast(dtype=dtype, value=value):
-            return _cast(dtype, value.dtype, statement(value, register))
-        case ir.Call(op="select", args=args):
-            condition, a, b = (text(a, register) for a in args)
-            return f"({_bare(condition)} ? {a} : {b})"
+            word = "from_float" if dtype in ("bfloat16", "float16") else "static_cast"
+            return f"{word}<{CTYPES[dtype]}>({statement(value, register)})"
+        case ir.Call(op="select", args=(condition, a, b)):
+            return f"{statement(condition, register)} ? {text(a, register)} : {text(b, register)}"
         case ir.Call(op="neg", args=(a,)):
             inner = text(a, register)
             return f"-({inner})" if inner.startswith("-") else f"-{inner}"  # "--" would decrement
         case ir.Call(op=op, args=(a, b)) if op in INFIX:
-            return f"({text(a, register)} {INFIX[op][0]} {text(b, register)})"
+            return f"{text(a, register)} {INFIX[op][0]} {text(b, register)}"
         case ir.Call(op=op, args=args):
             return f"{'divide' if op == 'div' else op}({', '.join(statement(a, register) for a in args)})"
     raise TypeError(expr)
-
-
-def statement(expr: ir.Expr, register) -> str:
-    """The text of a whole right-hand side."""
-    return _bare(text(expr, register))
-
-
-def _cast(dtype: str, source: str, inner: str) -> str:
-    if dtype == "float32":
-        return f"static_cast<float>({inner})" if source in ir.INTS else f"to_float({inner})"
-    if dtype in ir.FLOATS:
-        return f"from_float<{CTYPES[dtype]}>({inner})"
-    return f"static_cast<{CTYPES[dtype]}>({inner})"
-
-
-def _bare(code: str) -> str:
-    """Without the outermost parentheses, where they enclose all of it."""
-    if not code.startswith("("):
-        return code
-    depth = 0
-    for i, c in enumerate(code):
-        depth += (c == "(") - (c == ")")
-        if depth == 0:
-            return code[1:-1] if i == len(code) - 1 else code
-    return code
 
 
 def _literal(value) -> str:

@@ -1,6 +1,6 @@
 """How the fragments of a warp group lie, in text: their columns, and their way into shared memory and back."""
 
-from tileops_dsl import ir
+from tileops_dsl import ir, plan
 from tileops_dsl.codegen.writer import Writer
 from tileops_dsl.instruction_layouts import SharedTile
 
@@ -8,6 +8,27 @@ from tileops_dsl.instruction_layouts import SharedTile
 def column(w: Writer, x: str) -> str:
     """Of register x (WgmmaAccumulator.place)."""
     return f"{x} / 4 * 8 + lane % 4 * 2 + {x} % 2"
+
+
+def column_parts(w: Writer, x: str) -> tuple[str, str]:
+    """The same as a sum: of the register, and of the thread."""
+    return f"{x} / 4 * 8 + {x} % 2", "lane % 4 * 2"
+
+
+def row_register(w: Writer, x: str) -> str:
+    """The register of a row vector that belongs to register x of a tile (AccumulatorRows.place)."""
+    return f"{'h * 2 + ' if w.blocks > 1 else ''}{x} / 2 % 2"
+
+
+def row(w: Writer, x: str) -> str:
+    """Of register x of a row vector: the row of the tile."""
+    return "own_row + " + (f"({x}) / 2 * 64 + ({x}) % 2 * 8" if w.blocks > 1 else f"{x} * 8")
+
+
+def own_row(w: Writer) -> str:
+    """The thread's first row of the tile."""
+    of_group = f"(group - {w.role.groups[0]}) * {64 * w.blocks} + " * (plan.sharing(w.kernel) > 1)
+    return f"{of_group}thread / 32 * 16 + lane / 4"
 
 
 def offset(w: Writer, layout: SharedTile) -> str:

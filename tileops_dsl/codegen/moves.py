@@ -1,44 +1,52 @@
 """The text of copies: TMA's, and those of a group between global memory, registers and shared memory."""
 
 from tileops_dsl import ir, plan
+from tileops_dsl.codegen.cuda import terms
 from tileops_dsl.codegen.expressions import CODES, CTYPES, statement
 from tileops_dsl.codegen.writer import Writer
 from tileops_dsl.schedule import Issue
+
+HINTS = {"evict_first": "kEvictFirst", "evict_last": "kEvictLast"}
 
 
 def issue_copy(w: Writer, stmt: Issue) -> None:
     """By one thread: a box after the other."""
     op, kernel = stmt.op, w.kernel
-    tile, region, loads = op.tile, op.region, plan.is_load(op)
+    tile, tensor, loads = op.tile, op.region.tensor, plan.is_load(op)
     layout = kernel.layouts[tile]
     columns, rows = plan.box(kernel, op)
     for number in range(layout.columns // columns):
-        start = f"{tile.name}{w.stage(tile, layout.bytes // layout.element_bytes)}"
+        start = w.at_stage(tile)
         start += f" + {number * layout.box_bytes // layout.element_bytes}" if number else ""
         start += f" + rank * {rows * columns}" if op.multicast else ""
-        at = _coordinates(w, op, region, tile, number * columns, rows)
+        at = _coordinates(w, op, number * columns, rows)
         if not loads:
-            w.line(f"tma_store(p.{region.tensor.name}, {at}, {start}, {w.site(stmt)});")
+            w.line(f"tma_store(p.{tensor.name}, {at}, {start}, {w.site(stmt)});")
             continue
         barrier = w.slot(plan.barrier_of(kernel, plan.ring_of(kernel, tile), "full"))
         word, ctas = ("tma_load_multicast", f", {2**kernel.ctas - 1}") if op.multicast else ("tma_load", "")
-        w.line(f"{word}({start}, p.{region.tensor.name}, {at}, {barrier}{ctas}, {w.site(stmt)});")
+        hint = f"<L2::{HINTS[op.eviction]}>" if op.eviction else ""
+        w.line(f"{word}{hint}({start}, p.{tensor.name}, {at}, {barrier}{ctas}, {w.site(stmt)});")
     if not loads:
         w.line(f"store_commit({w.site(stmt)});")
 
 
-def _coordinates(w: Writer, op: ir.Copy, region: ir.Region, tile: ir.Buffer, column: int, rows: int) -> str:
+def _coordinates(w: Writer, op: ir.Copy, column: int, rows: int) -> str:
     """Innermost first; a group's own tile and a CTA's part of a tile begin further down."""
-    *outer, row, first = (w.number(o) for o in region.origin)
-    if not plan.is_common(w.kernel, tile) and not plan.tile_loop(w.kernel).alternate:
+    *outer, row, first = (w.number(o) for o in op.region.origin)
+    if not plan.is_common(w.kernel, op.tile) and not plan.tile_loop(w.kernel).alternate:
         row += f" + (group - {w.role.groups[0]}) * {rows}"
     if op.multicast:
         row += f" + rank * {rows}"
-    return f"at({', '.join([first + (f' + {column}' if column else ''), row, *reversed(outer)])})"
+    first = str(column) if first == "0" else first + (f" + {column}" if column else "")
+    return f"at({', '.join([first, row, *reversed(outer)])})"
 
 
 def copy(w: Writer, stmt: ir.Copy) -> None:
-    """Of a vector, whose elements are spread over the group's threads."""
+    """Of a vector, whose elements are spread over the group's threads; or of one with a value for each row."""
+    if isinstance(stmt.dst, ir.Region):
+        _store_rows(w, stmt)
+        return
     layout = w.kernel.layouts[stmt.dst]
     with w.loop("x", layout.registers):
         if isinstance(stmt.src, ir.Region):
@@ -47,6 +55,17 @@ def copy(w: Writer, stmt: ir.Copy) -> None:
             place = f"thread + x * {layout.threads}"
             guard = f"if ({place} < {layout.extent}) " * (layout.extent % layout.threads > 0)
             w.line(f"{guard}store_shared({stmt.dst.name}, {place}, {stmt.src.name}[x], {w.site(stmt)});")
+
+
+def _store_rows(w: Writer, stmt: ir.Copy) -> None:
+    """By one of the four lanes that have the row, where the tensor has it."""
+    tensor, row = stmt.dst.tensor, f"{stmt.dst.tensor.name}_row"
+    *outer, first = (w.number(o, 3) for o in stmt.dst.origin)
+    with w.loop("x", plan.registers(w.kernel, stmt.src)):
+        w.line(f"const int {row} = {first} + {w.fragments.row(w, 'x')};")
+        to = f"global<{CTYPES[tensor.dtype]}>(p.{tensor.name}), {' + '.join(terms(tensor, [*outer, row]))}"
+        inside = f"{row} < {w.number(tensor.dims[-1])}"
+        w.line(f"if (lane % 4 == 0 && {inside}) store_global<1>({to}, {stmt.src.name}, x, {w.site(stmt)});")
 
 
 def _load_vector(w: Writer, stmt: ir.Copy) -> None:
@@ -59,8 +78,10 @@ def _load_vector(w: Writer, stmt: ir.Copy) -> None:
         pointer = f"global<{CTYPES[dtype]}>(p.{tensor.name})"
         word = f"load_global_as_float<1>({name}, x, {pointer}, col, {w.site(stmt)})"
         w.line(f"else if (p.{tensor.name}_dtype == {code}) {word};")
-    guarded = {id(s) for s in ir.walk_where(w.kernel.body, tensor.given)}
-    if any(stmt.dst in _read(s) and id(s) not in guarded for s in ir.walk(w.kernel.body)):  # else absent is never seen
+    statements = list(ir.walk(w.kernel.body))
+    given = [s for s in statements if isinstance(s, ir.If) and s.condition == tensor.given]
+    guarded = {id(s) for condition in given for s in ir.walk(condition.body)}
+    if any(stmt.dst in _read(s) and id(s) not in guarded for s in statements):  # else absent is never seen
         w.line(f"else fill<1>({name}, x, {statement(stmt.absent, None)});")
 
 

@@ -8,14 +8,15 @@ CTYPES = {"int64": "int64_t", "int32": "int32_t", "float32": "float"}
 def param_fields(kernel: ir.Kernel) -> list[tuple[str, str, int]]:
     """(name, C type, count): tensor maps, pointers, extents, strides in elements, dtype codes of "any" tensors, scalars, flags.
 
-    Where TMA moves tensors, the others have unit stride. Extents of a kernel with a grid are 64-bit.
+    Where TMA moves tensors, other vectors have unit stride. Extents of a kernel with a grid are 64-bit.
     """
     maps = plan.tma_tensors(kernel) if kernel.barriers else {}
     written = {s.dst.tensor for s in ir.walk(kernel.body) if isinstance(s, ir.Copy) and isinstance(s.dst, ir.Region)}
     fields = [(t.name, "tensor_map", 1) for t in maps]
     fields += [(t.name, "void*" if t in written else "const void*", 1) for t in kernel.tensors if t not in maps]
     fields += [(d.name, "int64_t" if kernel.grid else CTYPES[d.dtype], 1) for d in kernel.dims]
-    fields += [(f"{t.name}_stride", "int64_t", len(t.dims)) for t in kernel.tensors if not maps]
+    strided = [t for t in kernel.tensors if not maps or (t not in maps and len(t.dims) > 1)]
+    fields += [(f"{t.name}_stride", "int64_t", len(t.dims)) for t in strided]
     fields += [(f"{t.name}_dtype", "int32_t", 1) for t in kernel.tensors if t.dtype == "any"]
     fields += [(s.name, CTYPES[s.dtype], 1) for s in kernel.scalars]
     return fields + [(f"has_{t.name}", "int32_t", 1) for t in kernel.tensors if t.optional]

@@ -1,7 +1,10 @@
 """CUDA text of products without warp groups: cp.async, ldmatrix, mma.sync."""
 
+from functools import partial
+
 from tileops_dsl import ir, plan
 from tileops_dsl.codegen import portable_fragments
+from tileops_dsl.codegen.cuda import fill, serial
 from tileops_dsl.codegen.expressions import CTYPES
 from tileops_dsl.codegen.portable_copies import declare_lines, issue, land, place_of, store
 from tileops_dsl.codegen.portable_fragments import warps
@@ -26,8 +29,8 @@ def emit_threads(kernel: ir.Kernel, name: str, struct: str) -> tuple[str, dict[i
         layout = kernel.layouts[buffer]
         if isinstance(layout, SharedTile):
             declare_lines(w, buffer)
-        if isinstance(layout, SharedTile) and buffer not in (gemm.a, gemm.b):
-            w.line(f"const int {buffer.name}_offset = {portable_fragments.offset(w, layout)};")
+            if buffer not in (gemm.a, gemm.b):
+                w.line(f"const int {buffer.name}_offset = {portable_fragments.offset(w, layout)};")
     count_tiles(w)
     for buffer in (b for b in kernel.layouts if b.scope == "fragment"):
         w.quote(w.allocation(buffer))
@@ -95,23 +98,9 @@ def _multiply(w: Writer, stmt: Multiply) -> None:
         w.line(f"for (int x = 0; x < {c.blocks[0]}; ++x) {word}")
 
 
-def _serial(w: Writer, stmt: ir.Serial) -> None:
-    w.line("TILEOPS_NO_UNROLL")
-    with w.block(f"for (int {stmt.var} = 0; {stmt.var} < {w.number(stmt.extent)}; ++{stmt.var})"):
-        body(w, stmt.body)
-
-
-def _fill(w: Writer, stmt: ir.Fill) -> None:
-    w.line(f"fill<{plan.registers(w.kernel, stmt.buffer)}>({stmt.buffer.name}, 0, {w.number(stmt.value)});")
-
-
 def _pipelined(w: Writer, stmt: ir.Pipelined) -> None:
     w.line("int stage = 0;")
     STATEMENTS[ir.Pipelined](w, stmt)
-
-
-def _advance(w: Writer, stmt: Advance) -> None:
-    w.line(f"if (++stage == {stmt.ring.stages}) stage = 0;")
 
 
 def _copy(w: Writer, stmt: ir.Copy) -> None:
@@ -119,7 +108,7 @@ def _copy(w: Writer, stmt: ir.Copy) -> None:
 
 
 OF_THREADS = {
-    Advance: _advance,
+    Advance: lambda w, stmt: w.line(f"if (++stage == {stmt.ring.stages}) stage = 0;"),
     Commit: lambda w, stmt: w.line(f"copy_commit({w.site(stmt)});"),
     Issue: issue,
     Land: land,
@@ -128,7 +117,7 @@ OF_THREADS = {
     Retire: lambda w, stmt: w.line(f"copy_wait<{stmt.pending}>({w.site(stmt)});"),
     Sync: lambda w, stmt: w.line(f"sync_threads({w.site(stmt)});"),
     ir.Copy: _copy,
-    ir.Fill: _fill,
+    ir.Fill: fill,
     ir.Pipelined: _pipelined,
-    ir.Serial: _serial,
+    ir.Serial: partial(serial, body=body),
 }

@@ -10,7 +10,7 @@ from tileops_dsl.schedule import Issue, Land
 
 def declare_lines(w: Writer, tile: ir.Buffer) -> None:
     """The thread's first row and column in what it copies of a tile, the place of that, and registers on the way."""
-    copies = [s for s in ir.walk(w.kernel.body) if (plan.is_load(s) and s.dst == tile) or (plan.is_store(s) and s.src == tile)]
+    copies = [s for s in ir.walk(w.kernel.body) if (plan.is_load(s) or plan.is_store(s)) and s.tile == tile]
     if not copies:
         return
     t, layout, name = plan.lines(w.kernel, copies[0]), w.kernel.layouts[tile], tile.name
@@ -41,58 +41,54 @@ def _place(w: Writer, tile: ir.Buffer, t: VectorisedRows) -> str:
     return f"{f'{tile.name}_place' if t.slots % 8 == 0 else turned} + x * {t.slots * layout.box_columns}"
 
 
-class _Ends:
-    """Where a copy is in its tensor: declares, in the block in which it stands, a row, a column, and a pointer to walk down."""
+def _begin(w: Writer, copy: ir.Copy) -> tuple[str, str, str, str]:
+    """Declares where a copy begins in its tensor: a row, a column, and a pointer to walk down.
 
-    def __init__(self, w: Writer, copy: ir.Copy, to: bool):
-        region, self.tile = (copy.dst, copy.src) if to else (copy.src, copy.dst)
-        self.lines, tensor = plan.lines(w.kernel, copy), region.tensor
-        *outer, row, column = region.origin
-        name, self.pointer = tensor.name, f"{tensor.name}_first"
-        w.line(f"const int {name}_row = {w.number(row)} + {self.tile.name}_line;")
-        w.line(f"const int {name}_column = {w.number(column)} + {self.tile.name}_column;")
-        items = [f"{w.number(o, 3)} * p.{name}_stride[{d}]" for d, o in enumerate(outer)]
-        stride = f"p.{name}_stride[{len(outer)}]"
-        ends = [f"{name}_row * {stride}", f"{name}_column"]
-        moving = ir.Var("int32", "ahead"), *(ring.var for ring in w.kernel.rings)
-        terms = items + (ends[::-1] if any(e in moving for e in ir.subexprs(row)) else ends)  # what changes comes last
-        w.line(f"auto {self.pointer} = global<{CTYPES[tensor.dtype]}>(p.{name}) + ({' + '.join(terms)});")
-        slots = self.lines.slots
-        self.row_inside = f"{name}_row + x * {slots} < {w.number(tensor.dims[-2])}"
-        self.columns = f"{w.number(tensor.dims[-1])} - {name}_column"  # that the thread's row still has
-        self.next_row = f"{self.pointer} += {slots} * {stride};"
+    Gives the pointer, whether row x is inside the tensor, the columns that a row still has, and the step to the next row.
+    """
+    tensor, name, slots = copy.region.tensor, copy.region.tensor.name, plan.lines(w.kernel, copy).slots
+    *outer, row, column = copy.region.origin
+    w.line(f"const int {name}_row = {w.number(row)} + {copy.tile.name}_line;")
+    w.line(f"const int {name}_column = {w.number(column)} + {copy.tile.name}_column;")
+    items = [f"{w.number(o, 3)} * p.{name}_stride[{d}]" for d, o in enumerate(outer)]
+    stride = f"p.{name}_stride[{len(outer)}]"
+    ends = [f"{name}_row * {stride}", f"{name}_column"]
+    moving = ir.Var("int32", "ahead"), *(ring.var for ring in w.kernel.rings)
+    terms = items + (ends[::-1] if any(e in moving for e in ir.subexprs(row)) else ends)  # what changes comes last
+    w.line(f"auto {name}_first = global<{CTYPES[tensor.dtype]}>(p.{name}) + ({' + '.join(terms)});")
+    inside = f"{name}_row + x * {slots} < {w.number(tensor.dims[-2])}"
+    columns = f"{w.number(tensor.dims[-1])} - {name}_column"
+    return f"{name}_first", inside, columns, f"{name}_first += {slots} * {stride};"
 
 
 def _stage(w: Writer, tile: ir.Buffer, index: ir.Expr) -> str:
     """A ring's stage: `ahead` of the first copies; of the loop's that of the iteration before, which has been read."""
-    ring, size = plan.ring_of(w.kernel, tile), w.kernel.layouts[tile].bytes // ir.DTYPES[tile.dtype]
+    ring, size = plan.ring_of(w.kernel, tile), w.kernel.layouts[tile].elements
     if isinstance(index, ir.Call):
         return f"{tile.name} + (stage == 0 ? {ring.stages - 1} : stage - 1) * {size}"
-    return f"{tile.name} + {index} * {size}" if index.name == "ahead" else f"{tile.name}{w.stage(tile, size)}"
+    return f"{tile.name} + {index} * {size}" if index.name == "ahead" else w.at_stage(tile)
 
 
 def issue(w: Writer, stmt: Issue) -> None:
     """What lies outside the tensor becomes zeros. 16 bytes lie inside or outside of it: the host takes no other tensor."""
-    copy = stmt.op
+    copy, tile, t = stmt.op, stmt.op.tile, plan.lines(w.kernel, stmt.op)
     with w.block(""):
-        ends = _Ends(w, copy, to=False)
-        t, tile = ends.lines, ends.tile
-        w.line(f"const bool inside = 0 < {ends.columns};")
+        pointer, row_inside, columns, next_row = _begin(w, copy)
+        w.line(f"const bool inside = 0 < {columns};")
         if plan.asynchronous(copy):
             w.line(f"const auto to = {_stage(w, tile, stmt.index)};")
         with w.loop("x", t.passes):
-            guard = f"inside && {ends.row_inside}"
+            guard = f"inside && {row_inside}"
             if plan.asynchronous(copy):
-                w.line(f"copy_async<{t.vector}>(to, {_place(w, tile, t)}, {ends.pointer}, 0, {guard}, {w.site(stmt)});")
+                w.line(f"copy_async<{t.vector}>(to, {_place(w, tile, t)}, {pointer}, 0, {guard}, {w.site(stmt)});")
             else:
-                w.line(f"if ({guard}) load_global<1>({tile.name}_moving, x, {ends.pointer}, 0, {w.site(stmt)});")
+                w.line(f"if ({guard}) load_global<1>({tile.name}_moving, x, {pointer}, 0, {w.site(stmt)});")
                 w.line(f"else fill<1>({tile.name}_moving, x, from_float<{CTYPES[tile.dtype]}>(0.0f));")
-            w.line(ends.next_row)
+            w.line(next_row)
 
 
 def land(w: Writer, stmt: Land) -> None:
-    tile = stmt.op.dst
-    t = plan.lines(w.kernel, stmt.op)
+    tile, t = stmt.op.tile, plan.lines(w.kernel, stmt.op)
     with w.loop("x", t.passes):
         ends = f"{_stage(w, tile, stmt.index)}, {_place(w, tile, t)}, {tile.name}_moving, x"
         w.line(f"store_shared<1>({ends}, {w.site(stmt)});")
@@ -100,23 +96,23 @@ def land(w: Writer, stmt: Land) -> None:
 
 def store(w: Writer, copy: ir.Copy) -> None:
     """Where the tensor ends inside 16 bytes, an element at a time."""
+    tile, t = copy.tile, plan.lines(w.kernel, copy)
+    v, place = t.vector, _place(w, tile, t)
     with w.block(""):
-        ends = _Ends(w, copy, to=True)
-        t, tile = ends.lines, ends.tile
-        v, place = t.vector, _place(w, tile, t)
-        w.line(f"const auto from = {tile.name}{w.stage(tile, w.kernel.layouts[tile].bytes // ir.DTYPES[tile.dtype])};")
-        w.line(f"const int inside = {ends.columns};")
+        pointer, row_inside, columns, next_row = _begin(w, copy)
+        w.line(f"const auto from = {w.at_stage(tile)};")
+        w.line(f"const int inside = {columns};")
         w.line(f"Fragment<{CTYPES[tile.dtype]}, {v}> line;")
         with w.loop("x", t.passes):
-            w.line(f"if (inside >= {v} && {ends.row_inside}) {{")
+            w.line(f"if (inside >= {v} && {row_inside}) {{")
             w.line(f"  load_shared<{v}>(line, 0, from, {place}, {w.site(copy)});")
-            w.line(f"  store_global<{v}>({ends.pointer}, 0, line, 0, {w.site(copy)});")
+            w.line(f"  store_global<{v}>({pointer}, 0, line, 0, {w.site(copy)});")
             if v > 1:
-                w.line(f"}} else if ({ends.row_inside}) {{")
+                w.line(f"}} else if ({row_inside}) {{")
                 w.line("  TILEOPS_NO_UNROLL")
                 w.line("  for (int edge = 0; edge < inside; ++edge) {")
                 w.line(f"    load_shared<1>(line, 0, from, {place} + edge, {w.site(copy)});")
-                w.line(f"    store_global<1>({ends.pointer}, edge, line, 0, {w.site(copy)});")
+                w.line(f"    store_global<1>({pointer}, edge, line, 0, {w.site(copy)});")
                 w.line("  }")
             w.line("}")
-            w.line(ends.next_row)
+            w.line(next_row)

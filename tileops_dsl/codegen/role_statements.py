@@ -1,29 +1,60 @@
 """The text of each statement of a role, in device words."""
 
+from contextlib import nullcontext
+from dataclasses import replace
 from itertools import takewhile
 
 from tileops_dsl import ir, plan
-from tileops_dsl.codegen.element_loops import chunks, parallel
+from tileops_dsl.codegen.cuda import fill
+from tileops_dsl.codegen.element_loops import chunks, parallel, reduce
 from tileops_dsl.codegen.moves import copy, issue_copy
 from tileops_dsl.codegen.writer import Writer
 from tileops_dsl.instruction_layouts import Operand, Swizzle
-from tileops_dsl.schedule import Advance, Alone, Await, Chunks, Fence, Issue, One, Retire, Signal, Sync, Turn, Unrolled
+from tileops_dsl.schedule import Advance, Alone, At, Await, Chunks, Fence, Issue, One, Retire, Signal, Sync, Turn, Unrolled
 
 SWIZZLES = {Swizzle.B128: "k128", Swizzle.B64: "k64", Swizzle.B32: "k32"}
 
 
 def body(w: Writer, stmts, spaced: bool = False) -> None:
-    stmts = list(stmts)
+    stmts, flying = list(_unfolded(stmts)), False
     while stmts:
         run = _alternatives(stmts)
         if spaced and len(w.lines[-1]) and not w.lines[-1].endswith("{") and isinstance(stmts[0], ir.If | Unrolled):
             w.line()
         w.quote(stmts[0].location)
+        if _is_product(stmts[0]) and not flying:
+            _settle(w, stmts)
+        flying = _is_product(stmts[0]) or (flying and not _lands(stmts[0]))
         if isinstance(stmts[0], ir.If):
             _if(w, run)
         else:
             w.statements[type(stmts[0])](w, stmts[0])
         del stmts[: len(run)]
+
+
+def _unfolded(stmts):
+    """With the loop variable's value for it, where that is another."""
+    for stmt in stmts:
+        if isinstance(stmt, At):
+            yield from _unfolded(ir.replaced(stmt.body, {stmt.var: stmt.value}))
+        else:
+            yield stmt
+
+
+def _is_product(stmt: ir.Stmt) -> bool:
+    return isinstance(stmt, Issue) and isinstance(stmt.op, ir.Gemm)
+
+
+def _lands(stmt: ir.Stmt) -> bool:
+    return isinstance(stmt, Retire) and stmt.kind == "product"
+
+
+def _settle(w: Writer, stmts) -> None:
+    """What the group computed for the products that begin here, up to the next wait, is in its registers before the first."""
+    for stmt in takewhile(lambda s: not _lands(s), stmts):
+        if _is_product(stmt) and stmt.op.a.scope == "fragment":
+            for tile in (stmt.op.c, stmt.op.a):
+                w.line(f"fence_operand({tile.name});")
 
 
 def _alternatives(stmts: list[ir.Stmt]) -> list[ir.Stmt]:
@@ -68,27 +99,45 @@ def _persistent(w: Writer, stmt: ir.Persistent) -> None:
     if stmt.alternate:  # `tile` is asked for behind the loop
         w.line(f"int tile = first + (group - {w.role.groups[0]}) * clusters;")
         head, step = "", f"{len(w.role.groups)} * clusters"
+    if stmt.zigzag:  # no pairs where each CTA has a tile at most
+        w.line("const int pair = tiles > clusters ? 2 : 1;")
+        head, step = "int tile = first * pair", "(tile + 1) % pair ? 1 : pair * (clusters - 1) + 1"
     w.line("TILEOPS_NO_UNROLL")
     with w.block(f"for ({head}; tile < tiles; tile += {step})"):
-        place = "place" if items else "tile"
-        for item in items:
-            w.line(f"const int {item} = tile / (rows * columns);")
-            w.line("const int place = tile % (rows * columns);")
-        w.line(f"const int section = {place} / ({size} * columns);")
-        w.line(f"const int height = min(rows - section * {size}, {size});")
-        w.line(f"const int rest = {place} - section * {size} * columns;")
-        index = f"section * {size} + rest % height"
-        w.line(f"const int {row} = {f'({index}) * {ctas} + rank' if ctas > 1 else index};")
-        w.line(f"const int {column} = rest / height;")
+        if size == ctas == 1:  # few numbers are kept: a producer has few registers
+            for item in items:
+                w.line(f"const int {item} = tile / columns / rows;")
+            w.line(f"const int {row} = tile / columns{' % rows' * len(items)};")
+            if stmt.zigzag:
+                w.line("const int place = tile % columns;")
+            of_place = "place % 2 ? place / 2 : columns - 1 - place / 2" if stmt.zigzag else "tile % columns"
+            w.line(f"const int {column} = {of_place};")
+        else:
+            _sections(w, stmt)
+        w.declare(stmt.body, of_tile=True)
         body(w, stmt.body, spaced=True)
 
 
+def _sections(w: Writer, stmt: ir.Persistent) -> None:
+    *items, row, column = stmt.vars
+    ctas, size = w.kernel.cluster[0], stmt.group_size
+    place = "place" if items else "tile"
+    for item in items:
+        w.line(f"const int {item} = tile / (rows * columns);")
+        w.line("const int place = tile % (rows * columns);")
+    w.line(f"const int section = {place} / ({size} * columns);")
+    w.line(f"const int height = min(rows - section * {size}, {size});")
+    w.line(f"const int rest = {place} - section * {size} * columns;")
+    index = f"section * {size} + rest % height"
+    w.line(f"const int {row} = {f'({index}) * {ctas} + rank' if ctas > 1 else index};")
+    w.line(f"const int {column} = rest / height;")
+
+
 def _pipelined(w: Writer, stmt: ir.Pipelined) -> None:
-    late = w.role.warp is None and w.late
-    if late:
+    if w.late:
         w.line("int before = 0;")
     w.line("TILEOPS_NO_UNROLL")
-    with w.block(f"for (int {stmt.var} = 0; {stmt.var} < {w.steps(stmt)}; ++{stmt.var})"):
+    with w.block(f"for (int {stmt.var} = {w.number(stmt.start)}; {stmt.var} < {w.number(stmt.extent)}; ++{stmt.var})"):
         body(w, stmt.body)
 
 
@@ -108,15 +157,16 @@ def _turn(w: Writer, stmt: Turn) -> None:
 
 
 def _advance(w: Writer, stmt: Advance) -> None:
+    stages, stage = stmt.ring.stages, w.index(stmt.ring)
+    phase = w.phase(stmt.ring)
     if stmt.steps:
-        loop = next(s for s in ir.walk(w.kernel.body) if isinstance(s, ir.Pipelined) and s.var == stmt.ring.var)
-        w.line(f"stage += {w.steps(loop)};")
-        w.line(f"phase ^= stage / {stmt.ring.stages} & 1;")
-        w.line(f"stage %= {stmt.ring.stages};")
+        w.line(f"{stage} += {w.number(stmt.steps)};")
+        w.line(f"{phase} ^= {stage} / {stages} & 1;")
+        w.line(f"{stage} %= {stages};")
         return
-    if w.role.warp is None and w.late:
-        w.line("before = stage;")
-    w.line(f"if (++stage == {stmt.ring.stages}) {{ stage = 0; phase ^= 1; }}")
+    if w.late:
+        w.line(f"before = {stage};")
+    w.line(f"if (++{stage} == {stages}) {{ {stage} = 0; {phase} ^= 1; }}" if stages > 1 else f"{phase} ^= 1;")
 
 
 def _unrolled(w: Writer, stmt: Unrolled) -> None:
@@ -129,35 +179,40 @@ def _one(w: Writer, stmt: One) -> None:
         body(w, stmt.body)
 
 
-def _issue(w: Writer, stmt: Issue) -> None:
-    (_product if isinstance(stmt.op, ir.Gemm) else issue_copy)(w, stmt)
-
-
 def _product(w: Writer, stmt: Issue) -> None:
-    gemm, kernel = stmt.op, w.kernel
-    a, b = plan.operands(kernel, gemm)
+    gemm = stmt.op
+    several = sum(isinstance(s, ir.Gemm) for s in ir.walk(w.kernel.body)) > 1  # each has its names for itself
+    with w.block("") if several else nullcontext():
+        operands, b = _operand_a(w, gemm), Operand(w.kernel.layouts[gemm.b], not gemm.transpose_b)
+        _matrix(w, "b", gemm.b, b, "")
+        operands += f", b + {_step(b)}"
+        w.line(f"wgmma_fence({w.site(stmt)});")
+        to = f"h * {w.span(gemm.c.shape[1])}" if w.blocks > 1 else "0"
+        word = f"wgmma<{gemm.c.shape[1]}>({gemm.c.name}, {to}, {operands}, {_accumulate(w, gemm.clear)}, {w.site(stmt)});"
+        w.line("TILEOPS_UNROLL")
+        if w.blocks == 1:
+            w.line(f"for (int q = 0; q < {b.steps}; ++q) {word}")
+        else:
+            with w.block(f"for (int q = 0; q < {b.steps}; ++q)"), w.of_blocks():
+                w.line(word)
+        w.line(f"wgmma_commit({w.site(stmt)});")
+
+
+def _operand_a(w: Writer, gemm: ir.Gemm) -> str:
+    """Of instruction q: 8 registers, or the group's rows of a tile that is declared here."""
+    if gemm.a.scope == "fragment":
+        return f"{gemm.a.name}, {f'h * {w.span(gemm.a.shape[1])} + ' if w.blocks > 1 else ''}q * {w.span(16)}"
+    a = Operand(w.kernel.layouts[gemm.a], gemm.transpose_a)
     rows = f" + (group - {w.role.groups[0]}) * {w.blocks * a.group_bytes // a.tile.element_bytes}"
-    _matrix(w, "a", gemm.a, a, "" if plan.tile_loop(kernel).alternate else rows)
-    _matrix(w, "b", gemm.b, b, "")
-    w.line(f"wgmma_fence({w.site(stmt)});")
-    block, to = (f" + h * {a.group_bytes}", f"h * {w.span(gemm.c.shape[1])}") if w.blocks > 1 else ("", "0")
-    operands = f"a{block} + {_step(a)}, b + {_step(b)}"
-    word = f"wgmma<{gemm.c.shape[1]}>({gemm.c.name}, {to}, {operands}, {_accumulate(w, gemm.clear)}, {w.site(stmt)});"
-    w.line("TILEOPS_UNROLL")
-    if w.blocks == 1:
-        w.line(f"for (int q = 0; q < {a.steps}; ++q) {word}")
-    else:
-        with w.block(f"for (int q = 0; q < {a.steps}; ++q)"), w.of_blocks():
-            w.line(word)
-    w.line(f"wgmma_commit({w.site(stmt)});")
+    _matrix(w, "a", gemm.a, a, "" if plan.tile_loop(w.kernel).alternate else rows)
+    return f"a{f' + h * {a.group_bytes}' if w.blocks > 1 else ''} + {_step(a)}"
 
 
 def _matrix(w: Writer, name: str, buffer: ir.Buffer, operand: Operand, rows: str) -> None:
     layout = operand.tile
     leading = f", {operand.leading}" if operand.mn_major else ""
     template = f"Swizzle::{SWIZZLES[layout.swizzle]}, Major::{'kMN' if operand.mn_major else 'kK'}, {operand.stride}{leading}"
-    place = f"{buffer.name}{w.stage(buffer, layout.bytes // layout.element_bytes)}{rows}"
-    w.line(f"const auto {name} = matrix_at<{template}>({place});")
+    w.line(f"const auto {name} = matrix_at<{template}>({w.at_stage(buffer)}{rows});")
 
 
 def _step(operand: Operand) -> str:
@@ -170,23 +225,30 @@ def _step(operand: Operand) -> str:
 
 def _accumulate(w: Writer, clear: ir.Expr) -> str:
     match clear:
+        case ir.Const(value=True):
+            return "q > 0"
         case ir.Call(op="eq", args=(ir.Var() as var, ir.Const(value=0))):
             return f"{var} + q > 0"
+        case ir.Call(op="eq"):
+            return f"q > 0 || {w.number(replace(clear, op='ne'))}"
     return f"q > 0 || !({w.number(clear)})"
 
 
 def _retire(w: Writer, stmt: Retire) -> None:
+    """What was computed since the products began is done by then; their registers are touched behind it only."""
     word = {"product": "wgmma_wait", "read": "store_wait_read", "store": "store_wait"}[stmt.kind]
+    if stmt.after:  # the word wants a number that is never negative
+        elements = [f"{vector.name}[{x}]" for vector in stmt.after for x in range(plan.registers(w.kernel, vector))]
+        w.line(f"before_wait({' + '.join(f'{e} * {e}' for e in elements)}, {w.site(stmt)});")
     w.line(f"{word}<{stmt.pending}>({w.site(stmt)});")
-    if stmt.kind == "product" and stmt.pending == 0:
-        for accumulator in dict.fromkeys(s.c for s in ir.walk(w.kernel.body) if isinstance(s, ir.Gemm)):
-            w.line(f"fence_operand({accumulator.name});")
+    for tile in dict.fromkeys(tile for gemm in stmt.of for tile in (gemm.c, gemm.a) if tile.scope == "fragment"):
+        w.line(f"fence_operand({tile.name});")
 
 
 def _await(w: Writer, stmt: Await) -> None:
     """A writer's first waits pass: it takes the other parity."""
     barrier = plan.barrier_named(w.kernel, stmt.barrier)
-    phase, stage = w.phase(barrier), f"{barrier.ring.var} % {barrier.ring.stages}"
+    phase, stage = w.phase(barrier.ring), w.index(barrier.ring)
     if barrier.common:
         w.line(f"wait({w.slot(barrier)}, {phase}{' ^ 1' if barrier.kind == 'empty' else ''}, {w.site(stmt)});")
     else:  # a bit for each stage: a tile need not go round all of them
@@ -200,20 +262,12 @@ def _signal(w: Writer, stmt: Signal) -> None:
         w.line(f"arrive_expect_bytes({w.slot(barrier)}, {barrier.bytes}, {w.site(stmt)});")
         return
     peers = plan.peers(w.kernel, barrier.ring)
-    stage = "stage" if stmt.which == "this" else "before"
+    slot = w.slot(barrier) if stmt.which == "this" else f"{barrier.name} + before"
     guard = f"{barrier.ring.var} > 0 && " if stmt.which == "before" else ""
     if peers > 1:
-        w.line(f"if ({guard}thread < {peers}) arrive_at_rank({barrier.name} + {stage}, thread, {w.site(stmt)});")
+        w.line(f"if ({guard}thread < {peers}) arrive_at_rank({slot}, thread, {w.site(stmt)});")
     else:
-        w.line(f"if ({guard}lane == 0) arrive({barrier.name} + {stage}, {w.site(stmt)});")
-
-
-def _sync(w: Writer, stmt: Sync) -> None:
-    w.line(f"named_barrier_sync(group, 128, {w.site(stmt)});")
-
-
-def _fence(w: Writer, stmt: Fence) -> None:
-    w.line(f"fence_async_shared({w.site(stmt)});")
+        w.line(f"if ({guard}lane == 0) arrive({slot}, {w.site(stmt)});")
 
 
 STATEMENTS = {
@@ -221,16 +275,18 @@ STATEMENTS = {
     Alone: _alone,
     Await: _await,
     Chunks: chunks,
-    Fence: _fence,
-    Issue: _issue,
+    Fence: lambda w, stmt: w.line(f"fence_async_shared({w.site(stmt)});"),
+    Issue: lambda w, stmt: (_product if isinstance(stmt.op, ir.Gemm) else issue_copy)(w, stmt),
     One: _one,
     Retire: _retire,
     Signal: _signal,
-    Sync: _sync,
+    Sync: lambda w, stmt: w.line(f"named_barrier_sync(group, 128, {w.site(stmt)});"),
     Turn: _turn,
     Unrolled: _unrolled,
     ir.Copy: copy,
+    ir.Fill: fill,
     ir.Parallel: parallel,
     ir.Persistent: _persistent,
     ir.Pipelined: _pipelined,
+    ir.Reduce: reduce,
 }

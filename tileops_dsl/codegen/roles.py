@@ -1,5 +1,6 @@
 """CUDA text of kernels with roles: the parameter struct, shared memory and barriers, then a branch for each role."""
 
+from contextlib import nullcontext
 from itertools import groupby
 
 from tileops_dsl import ir, plan
@@ -9,7 +10,7 @@ from tileops_dsl.codegen.expressions import CTYPES
 from tileops_dsl.codegen.role_statements import STATEMENTS, body
 from tileops_dsl.codegen.writer import Writer
 from tileops_dsl.instruction_layouts import SharedTile
-from tileops_dsl.schedule import Role, Signal
+from tileops_dsl.schedule import Role
 
 
 def emit_roles(kernel: ir.Kernel, name: str, struct: str) -> tuple[str, dict[int, str]]:
@@ -18,7 +19,9 @@ def emit_roles(kernel: ir.Kernel, name: str, struct: str) -> tuple[str, dict[int
     _frame(w)
     for i, role in enumerate(kernel.roles):
         w.line("} else {" if i else f"if (group == {role.groups[0]}) {{")
-        w.depth += 1
+        w.depth, w.role = w.depth + 1, role
+        change = "increase" if len(role.groups) > 1 else "decrease"  # one consumer begins with half the register file
+        w.line(f"register_budget_{change}<{role.registers}>({w.site_at(kernel.location)});")
         (_producer if role.warp is not None else _consumer)(w, role)
         w.depth -= 1
     w.line("}")
@@ -42,10 +45,10 @@ def _frame(w: Writer) -> None:
         w.line(f"const auto {barrier.name} = shared<mbarrier>({barrier.offset});")
     with w.block("if (thread_index() == 0)"):
         for count, barriers in groupby(kernel.barriers, key=lambda b: b.count):
-            with w.loop("s", count):
+            with w.loop("s", count) if count > 1 else nullcontext():
                 for b in barriers:
                     place = b.name if b.common else f"shared<mbarrier>({b.offset})"
-                    w.line(f"init_barrier({place} + s, {b.arrivals}, {w.site_at(kernel.location)});")
+                    w.line(f"init_barrier({place}{' + s' * (count > 1)}, {b.arrivals}, {w.site_at(kernel.location)});")
         w.line(f"fence_barrier_init({w.site_at(kernel.location)});")
     w.line(f"{'cluster_sync' if kernel.ctas > 1 else 'sync_threads'}({w.site_at(kernel.location)});")
     w.line()
@@ -62,33 +65,35 @@ def count_tiles(w: Writer) -> None:
     w.line(f"const int rows = {arithmetic(kernel, ceil_divided(rows, ctas))};")
     w.line(f"const int columns = {arithmetic(kernel, columns)};")
     w.line(f"const int tiles = {''.join(f'{arithmetic(kernel, item, 3)} * ' for item in items)}rows * columns;")
-    for loop in (s for s in ir.walk(kernel.body) if isinstance(s, ir.Pipelined) and not isinstance(s.extent, ir.Const)):
-        w.line(f"const int {w.steps(loop)} = {arithmetic(kernel, loop.extent)};")
+    w.declare([s for role in kernel.roles for s in role.body], of_tile=False)
     w.line(f"const int first = static_cast<int>(block_index_x()){f' / {ctas}' if ctas > 1 else ''};")
     w.line(f"const int clusters = static_cast<int>(grid_size_x()){f' / {ctas}' if ctas > 1 else ''};")
     w.line()
 
 
+def _declare_progress(w: Writer, barriers) -> None:
+    """Where the role is in each ring."""
+    names = []
+    for barrier in (b for b in barriers if b.kind == "full"):
+        names += [w.index(barrier.ring)] * (barrier.common and barrier.ring.stages > 1) + [w.phase(barrier.ring)]
+    w.line(f"int {', '.join(f'{name} = 0' for name in names)};")
+
+
 def _producer(w: Writer, role: Role) -> None:
-    w.role = role
     where = w.kernel.location
-    w.line(f"register_budget_decrease<{role.registers}>({w.site_at(where)});")
     with w.block(f"if (warp_index() == {role.warp} && elect_one({w.site_at(where)}))"):
-        w.line("int stage = 0, phase = 0;")
+        _declare_progress(w, [b for b in w.kernel.barriers if b.common])
         body(w, role.body)
     w.line(f"sync_warp({w.site_at(where)});")
 
 
 def _consumer(w: Writer, role: Role) -> None:
-    w.role = role
     kernel, first = w.kernel, role.groups[0]
-    change = "increase" if len(role.groups) > 1 else "decrease"  # one consumer begins with half the register file
-    w.line(f"register_budget_{change}<{role.registers}>({w.site_at(kernel.location)});")
     w.line("const int thread = thread_index() % 128;")
     w.line("const int lane = thread % 32;")
     for buffer in (b for b in kernel.shared if not plan.is_common(kernel, b)):
         w.quote(w.allocation(buffer))
-        elements = plan.stage_bytes(kernel, buffer) * plan.stages(kernel, buffer) // ir.DTYPES[buffer.dtype]
+        elements = kernel.layouts[buffer].bytes * plan.stages(kernel, buffer) // ir.DTYPES[buffer.dtype]
         base = f"shared<{CTYPES[buffer.dtype]}>({kernel.shared[buffer]})"
         w.line(f"const auto {buffer.name} = {base} + (group - {first}) * {elements};")
         layout = kernel.layouts[buffer]
@@ -99,7 +104,8 @@ def _consumer(w: Writer, role: Role) -> None:
     for buffer in (b for b in kernel.layouts if b.scope == "fragment"):
         w.quote(w.allocation(buffer))
         w.line(f"Fragment<{CTYPES[buffer.dtype]}, {plan.registers(kernel, buffer)}> {buffer.name};")
-    phases = "".join(f", {w.phase(b)} = 0" for b in kernel.barriers if not b.common)
-    w.line(f"int stage = 0, phase = 0{phases};")
-    w.late = any(isinstance(s, Signal) and s.which == "before" for s in ir.walk(role.body))
+    _declare_progress(w, kernel.barriers)
+    start = len(w.lines)
     body(w, role.body)
+    if any("own_row" in line for line in w.lines[start:]):
+        w.lines.insert(start, f"    const int own_row = {group_fragments.own_row(w)};  // the thread's first one of a tile")

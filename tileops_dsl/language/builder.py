@@ -47,12 +47,10 @@ class Builder:
         self.in_parallel = False
 
     def emit(self, stmt: ir.Stmt) -> None:
-        if self.in_parallel and not isinstance(stmt, ir.Store):
-            problem = "only assignments to fragment elements can stand in T.Parallel"
-            raise TileError(problem, "this statement before or after the loop", stmt.location)
-        if isinstance(stmt, ir.Store) and not self.in_parallel:
-            problem = "a fragment element is assigned outside T.Parallel"
-            raise TileError(problem, "for i, j in T.Parallel(...): tile[i, j] = value", stmt.location)
+        if self.in_parallel != isinstance(stmt, ir.Store):
+            inside = "only assignments to fragment elements can stand in T.Parallel", "this statement before or after the loop"
+            outside = "a fragment element is assigned outside T.Parallel", "for i, j in T.Parallel(...): tile[i, j] = value"
+            raise TileError(*(inside if self.in_parallel else outside), stmt.location)
         self.bodies[-1].append(stmt)
 
     def open(self) -> None:
@@ -90,7 +88,7 @@ RESERVED = frozenset(
 # Those of kernels without a grid.
 RESERVED_PERSISTENT = frozenset(
     "p q x a b col full empty group rank thread lane rows columns tiles first clusters tile place section height rest stage"
-    " h round phase before steps shared global site".split()
+    " h round phase before steps pair shared global site".split()
 )
 
 _current: list[Builder] = []
@@ -119,22 +117,21 @@ def _reject_rebinding(code) -> None:
     So a name that it rebinds would silently keep one value, and a statement that leaves T.If would silently drop the rest.
     """
     function = ast.parse(textwrap.dedent(inspect.getsource(code))).body[0]
+
+    def reject(node, problem: str, instead: str):
+        raise TileError(problem, instead, location(code.co_filename, code.co_firstlineno + node.lineno - 1))
+
     for block in ast.walk(function):
         word = _word(block)
         if word not in ("Parallel", "serial", "If", "Pipelined", "Persistent"):
             continue
         before = {n.id for n in _stored(function) if n.lineno < block.lineno}
-        for name in (n for stmt in block.body for n in _stored(stmt)):
-            if name.id in before:
-                problem = f"{name.id} is bound before T.{word} and again inside it; the body is recorded once"
-                raise TileError(problem, "a fragment for what changes at run time", _line_of(code, name))
+        for name in (n for stmt in block.body for n in _stored(stmt) if n.id in before):
+            problem = f"{name.id} is bound before T.{word} and again inside it; the body is recorded once"
+            reject(name, problem, "a fragment for what changes at run time")
         for jump in (n for n in ast.walk(block) if word == "If" and isinstance(n, ast.Return | ast.Break | ast.Continue)):
             problem = f"{type(jump).__name__.lower()} in T.If takes effect while recording, whatever the condition"
-            raise TileError(problem, "T.If around the statements that it shall skip", _line_of(code, jump))
-
-
-def _line_of(code, node) -> ir.Location:
-    return location(code.co_filename, code.co_firstlineno + node.lineno - 1)
+            reject(jump, problem, "T.If around the statements that it shall skip")
 
 
 def _word(block) -> str:
@@ -145,6 +142,5 @@ def _word(block) -> str:
 
 def _stored(node) -> list[ast.Name]:
     """Names that assignments bind (a loop's own variables are fresh each time)."""
-    names = [n for n in ast.walk(node) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)]
-    loop_vars = {id(n) for loop in ast.walk(node) if isinstance(loop, ast.For) for n in ast.walk(loop.target)}
-    return [n for n in names if id(n) not in loop_vars]
+    fresh = {n for loop in ast.walk(node) if isinstance(loop, ast.For) for n in ast.walk(loop.target)}
+    return [n for n in ast.walk(node) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store) and n not in fresh]

@@ -26,11 +26,15 @@ class TensorArg:
         return Value(self.tensor.given)
 
     def __getitem__(self, origin) -> ir.Region:
-        origin, (name, dims) = origin if isinstance(origin, tuple) else (origin,), (self.tensor.name, self.tensor.dims)
-        if len(origin) != len(dims):
-            problem = f"{name} has {len(dims)} dimensions and is given {len(origin)} coordinates"
-            raise TileError(problem, f"{name}[{', '.join(map(str, dims))}]", here())
-        return ir.Region(self.tensor, tuple(map(to_expr, origin)))
+        return ir.Region(self.tensor, _indices(self.tensor.name, self.tensor.dims, origin))
+
+
+def _indices(name: str, dims: tuple, indices) -> tuple[ir.Expr, ...]:
+    indices = indices if isinstance(indices, tuple) else (indices,)
+    if len(indices) != len(dims):
+        problem = f"{name} has {len(dims)} dimensions and is given {len(indices)} indices"
+        raise TileError(problem, f"one index for each of {', '.join(map(str, dims))}", here())
+    return tuple(map(to_expr, indices))
 
 
 class Fragment:
@@ -48,11 +52,11 @@ class Fragment:
     def __getitem__(self, indices):
         if isinstance(indices, tuple) and any(isinstance(i, slice) for i in indices):
             return self._view(indices)
-        return Value(ir.Load(self.buffer.dtype, self.buffer, self._indices(indices)))
+        return Value(ir.Load(self.dtype, self.buffer, _indices(self.buffer.name, self.shape, indices)))
 
     def __setitem__(self, indices, value) -> None:
-        stored = convert(to_expr(value), self.buffer.dtype)
-        builder().emit(ir.Store(here(), self.buffer, self._indices(indices), stored))
+        stored = convert(to_expr(value), self.dtype)
+        builder().emit(ir.Store(here(), self.buffer, _indices(self.buffer.name, self.shape, indices), stored))
 
     def _view(self, slices) -> "Fragment":
         columns = slices[-1]
@@ -66,13 +70,6 @@ class Fragment:
             raise TileError(problem, "tile[:, a : a + 64]", here())
         zero = ir.Const("int32", 0)
         return Fragment(ir.View(self.buffer, (zero, start), (self.shape[0], size)))
-
-    def _indices(self, indices) -> tuple[ir.Expr, ...]:
-        indices = indices if isinstance(indices, tuple) else (indices,)
-        if len(indices) != len(self.shape):
-            problem = f"{self.buffer.name} has {len(self.shape)} dimensions and is given {len(indices)} indices"
-            raise TileError(problem, "one index for each dimension", here())
-        return tuple(map(to_expr, indices))
 
 
 def alloc_fragment(shape: tuple[int, ...], dtype: str) -> Fragment:
@@ -114,13 +111,12 @@ def copy(src, dst, *, fill=None, absent=None, eviction_policy: str = "evict_norm
 
     The tile covers the tensor's last dimensions. What lies outside the tensor is not written, and reads as `fill` (in shared
     memory as 0). `eviction_policy` "evict_first" marks data that may leave the caches before other data: for what is used once
-    while something else waits there to be read again. (Where nothing waits, the mark costs bandwidth.)
+    while something else waits there to be read again. (Where nothing waits, the mark costs bandwidth.) "evict_last", of a load
+    into shared memory: data that shall stay longer than other data.
     A tensor of dtype "any" is converted to the fragment's float32 and, where it was not passed, reads as `absent`;
     otherwise the dtypes are equal. `multicast`: all CTAs of the cluster need the tile, and each loads a part of it for all.
     """
     where = here()
-    if eviction_policy not in ("evict_first", "evict_normal"):
-        raise TileError(f"eviction_policy is {eviction_policy!r}", '"evict_first" or "evict_normal"', where)
     ends = [end.buffer if isinstance(end, Fragment) else end for end in (src, dst)]
     kinds = tuple("global" if isinstance(e, ir.Region) else getattr(e, "scope", "none") for e in ends)
     views = any(isinstance(end, ir.View) for end in ends)
@@ -128,7 +124,10 @@ def copy(src, dst, *, fill=None, absent=None, eviction_policy: str = "evict_norm
         raise TileError("a copy has a tensor's tile on one side and a fragment on the other", "T.copy(x[i, j], tile)", where)
     if multicast and kinds != ("global", "shared"):
         raise TileError("only a load into shared memory is multicast", "the copy without multicast", where)
-    stmt = ir.Copy(where, *ends, None, None, eviction_policy == "evict_first", multicast)
+    policies = ["evict_first", "evict_normal", *["evict_last"] * (kinds == ("global", "shared"))]
+    if eviction_policy not in policies:
+        raise TileError(f"eviction_policy is {eviction_policy!r}", f"one of {', '.join(policies)}", where)
+    stmt = ir.Copy(where, *ends, None, None, None if eviction_policy == "evict_normal" else eviction_policy, multicast)
     if stmt.region:
         _check_tensor(stmt)
     elif ends[0].dtype != ends[1].dtype or ends[0].shape != ends[1].shape:
@@ -153,8 +152,8 @@ def _check_tensor(stmt: ir.Copy) -> None:
     if len(tile.shape) > len(tensor.dims):
         problem = f"{tile.name} has {len(tile.shape)} dimensions and {tensor.name} {len(tensor.dims)}"
         raise TileError(problem, "a fragment of the tensor's last dimensions", stmt.location)
-    if stmt.evict_first and (tensor.dtype == "any" or tile.scope == "shared"):
-        what = f'{tensor.name} is of dtype "any"; its copy' if tensor.dtype == "any" else "a copy of shared memory"
+    if stmt.eviction and (tensor.dtype == "any" or (tile is stmt.src and tile.scope == "shared")):
+        what = f'{tensor.name} is of dtype "any"; its copy' if tensor.dtype == "any" else "a store of shared memory"
         raise TileError(f"{what} has no eviction_policy", "the copy without it", stmt.location)
 
 

@@ -15,7 +15,7 @@ __all__ = ["Kernel", "Scalar", "Tensor", "annotate_min_blocks_per_sm", "dynamic"
 
 @dataclass(frozen=True)
 class Tensor:
-    """A parameter: a strided tensor of run-time extents.
+    """A parameter: a strided tensor of run-time extents, or constant ones (Python integers).
 
     `dtype` "any" is an optional tensor of any float dtype, converted when it is copied. `vector` > 1 is a promise of the
     caller: unit stride in the last dimension, whose extent, like the address and the other strides, is a multiple of it
@@ -76,28 +76,24 @@ def annotate_min_blocks_per_sm(blocks: int) -> None:
 def prim_func(function) -> ir.Kernel:
     """Record the tile program `function`; its annotated arguments become the kernel's parameters, under their names."""
     where = location(inspect.getsourcefile(function), function.__code__.co_firstlineno)
-    tensors, scalars, dims, used, below, arguments = [], [], {}, set(), {}, []
-    for name, spec in inspect.get_annotations(function).items():
-        if isinstance(spec, Tensor):
-            shape = tuple(d.expr for d in spec.dims)
-            dims |= {d.expr.name: d.expr for dim in spec.dims for d in dim.declared}
-            used |= set(shape)
-            tensors.append(ir.Tensor(name, shape, spec.dtype, spec.vector, spec.optional))
-            arguments.append(TensorArg(tensors[-1]))
-        elif isinstance(spec, Scalar):
-            scalars.append(ir.Var(spec.dtype, name))
-            below |= {name: spec.below} if spec.below else {}
-            arguments.append(Value(scalars[-1]))
-        else:
+    specs = inspect.get_annotations(function)
+    for name, spec in specs.items():
+        if not isinstance(spec, Tensor | Scalar):
             raise TileError(f"parameter {name} is {spec!r}", "T.Tensor(...) or T.Scalar(...)", where)
-    dims = {name: dim for name, dim in dims.items() if dim in used}
+    of_tensors = {name: spec for name, spec in specs.items() if isinstance(spec, Tensor)}
+    shapes = {name: tuple(map(to_expr, t.dims)) for name, t in of_tensors.items()}
+    tensors = {name: ir.Tensor(name, shapes[name], t.dtype, t.vector, t.optional) for name, t in of_tensors.items()}
+    scalars = {name: ir.Var(spec.dtype, name) for name, spec in specs.items() if name not in tensors}
+    declared = [d.expr for t in of_tensors.values() for dim in t.dims for d in getattr(dim, "declared", ())]
+    dims = tuple(dict.fromkeys(dim for dim in declared if dim in sum(shapes.values(), ())))
     with recording() as b:
-        for name in (*dims, *(t.name for t in tensors), *(s.name for s in scalars)):
-            b.declare(name, reserved=name not in {t.name for t in tensors})
-        function(*arguments)
+        for name in (*(dim.name for dim in dims), *specs):
+            b.declare(name, reserved=name not in tensors)
+        function(*(TensorArg(tensors[name]) if name in tensors else Value(scalars[name]) for name in specs))
     if b.kernel is None:
         raise TileError("the program has no T.Kernel", "with T.Kernel(blocks, threads=n) as block: ...", where)
     if len(b.bodies) != 1:
         raise TileError("a loop was left by break or return", "T.If in the loop", where)
-    frame = {**b.kernel, "below": below}
-    return ir.Kernel(function.__name__, tuple(tensors), tuple(dims.values()), tuple(scalars), body=tuple(b.bodies[0]), **frame)
+    parameters = tuple(tensors.values()), dims, tuple(scalars.values())
+    below = {name: specs[name].below for name in scalars if specs[name].below}
+    return ir.Kernel(function.__name__, *parameters, body=tuple(b.bodies[0]), below=below, **b.kernel)

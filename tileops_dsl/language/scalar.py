@@ -1,7 +1,5 @@
 """Scalar values: Python operators on them build expressions. Arithmetic on 16-bit values is done in float32."""
 
-import functools
-import inspect
 import math
 
 from tileops_dsl import ir
@@ -65,10 +63,8 @@ def to_expr(value) -> ir.Expr:
 def convert(expr: ir.Expr, dtype: str) -> ir.Expr:
     if expr.dtype == dtype:
         return expr
-    if isinstance(expr, ir.Const) and expr.dtype in ir.INTS and dtype in ir.INTS:
-        return ir.Const(dtype, expr.value)
-    if isinstance(expr, ir.Const) and expr.dtype != "bool" and dtype == "float32":
-        return ir.Const(dtype, float(expr.value))
+    if isinstance(expr, ir.Const) and expr.dtype in ir.INTS and dtype in (*ir.INTS, "float32"):
+        return ir.Const(dtype, float(expr.value) if dtype == "float32" else expr.value)
     narrow = expr.dtype in ir.FLOATS and "float32" not in (expr.dtype, dtype)  # a 16-bit float converts to float32 only
     return ir.Cast(dtype, ir.Cast("float32", expr) if narrow else expr)
 
@@ -85,8 +81,6 @@ def call(op: str, *args) -> Value:
         raise TileError(f"{op} of a condition", "T.if_then_else(condition, a, b)", here())
     if kind == "int" and dtypes & set(ir.FLOATS):
         raise TileError(f"{op} of a float", "an integer, or / for a quotient", here())
-    if op in ("max", "min") and not dtypes & set(ir.FLOATS):
-        raise TileError(f"{op} of integers", "T.if_then_else(a < b, a, b)", here())
     dtype = "float32" if kind == "float" or dtypes & set(ir.FLOATS) else "int64" if "int64" in dtypes else "int32"
     operands = [convert(e, dtype) for e in operands]
     return Value(ir.Call("bool" if kind == "compare" else dtype, op, (*condition, *operands)))
@@ -99,64 +93,34 @@ def cast(value, dtype: str) -> Value:
     return Value(convert(to_expr(value), dtype))
 
 
-def function(word):
-    """Declares a word: float32 arguments in, a float32 out, computed by the device word of the same name."""
-    ir.OPS[word.__name__] = (len(inspect.signature(word).parameters), "float")
+def _function(name: str, result: str):
+    """Declares a word: a float32 value in, a float32 out, computed by the device word of the same name."""
+    ir.OPS[name] = (1, "float")
 
-    @functools.wraps(word)
-    def record(*args) -> Value:
-        return call(word.__name__, *args)
+    def word(value) -> Value:
+        return call(name, value)
 
-    return record
-
-
-@function
-def exp2(value) -> Value:
-    """2 to the power of a float32 value."""
+    word.__name__, word.__doc__ = name, result
+    return word
 
 
-@function
-def log2(value) -> Value:
-    """The logarithm of a float32 value to base 2: -inf of 0, NaN of less."""
-
-
-@function
-def rsqrt(value) -> Value:
-    """One over the square root of a float32 value."""
-
-
-@function
-def reciprocal(value) -> Value:
-    """One over a float32 value, 1 ulp (a division with / is correctly rounded and slower)."""
-
-
-@function
-def relu(value) -> Value:
-    """The value where it is positive, 0 where it is negative; a NaN stays."""
-
-
-@function
-def gelu(value) -> Value:
-    """v Phi(v), Phi the normal distribution: error at most 1.2e-7 (1 + |v|)."""
-
-
-@function
-def gelu_tanh(value) -> Value:
-    """The tanh form of gelu."""
-
-
-@function
-def silu(value) -> Value:
-    """v sigmoid(v)."""
+exp2 = _function("exp2", "2 to the power of a float32 value.")
+log2 = _function("log2", "The logarithm of a float32 value to base 2: -inf of 0, NaN of less.")
+rsqrt = _function("rsqrt", "One over the square root of a float32 value.")
+reciprocal = _function("reciprocal", "One over a float32 value, 1 ulp (a division with / is correctly rounded and slower).")
+relu = _function("relu", "The value where it is positive, 0 where it is negative; a NaN stays.")
+gelu = _function("gelu", "v Phi(v), Phi the normal distribution: error at most 1.2e-7 (1 + |v|).")
+gelu_tanh = _function("gelu_tanh", "The tanh form of gelu.")
+silu = _function("silu", "v sigmoid(v).")
 
 
 def max(a, b) -> Value:
-    """The larger value; a NaN gives way to a number."""
+    """The larger value, of floats or of integers; a NaN gives way to a number."""
     return call("max", a, b)
 
 
 def min(a, b) -> Value:
-    """The smaller value; a NaN gives way to a number."""
+    """The smaller value, of floats or of integers; a NaN gives way to a number."""
     return call("min", a, b)
 
 
@@ -172,6 +136,4 @@ def infinity() -> float:
 
 def ceildiv(a, b):
     """a / b rounded up, for a >= 1 when a is a run-time value."""
-    if isinstance(a, int) and isinstance(b, int):
-        return -(-a // b)
     return (a - 1) // b + 1

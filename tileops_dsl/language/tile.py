@@ -51,21 +51,26 @@ def Pipelined(stop, *, num_stages: int, pending: int = 0):
     b.emit(ir.Pipelined(where, var, to_expr(stop), num_stages, pending, b.close()))
 
 
-def Persistent(extents: tuple, *, group_size: int = 1, alternate: bool = False):
+def Persistent(extents: tuple, *, group_size: int = 1, alternate: bool = False, zigzag: bool = False):
     """for row, column in T.Persistent((rows, columns)): this CTA's share of all tiles, in groups of `group_size` rows.
 
     Within a group the tiles go down its rows, column by column, so that CTAs that run together share what they read.
     With (batch, rows, columns) all of one item come before those of the next. `alternate`: each of two groups of 128 threads
     takes every other tile, with all its rows; their product loops take turns, and what follows one runs beside the other's.
+    `zigzag`: a CTA takes the last column of a row of tiles and the first, or the second from both ends, and so on: where work
+    grows along the columns, as in a triangle, each pair is as much work.
     """
     b, where = builder(), here()
     if len(extents) not in (2, 3) or group_size < 1:
         problem = f"{len(extents)} extents in groups of {group_size}"
         raise TileError(problem, "rows and columns, perhaps a batch before them, groups of 1 or more", where)
+    if zigzag and (alternate or group_size > 1 or b.kernel["cluster"] != (1, 1)):
+        problem = "zigzag with alternate, a group_size or a cluster"
+        raise TileError(problem, "T.Persistent(extents, zigzag=True) in a kernel without clusters", where)
     names = b.loop_vars(where, len(extents))
     b.open()
     yield tuple(map(Value, names))
-    b.emit(ir.Persistent(where, names, tuple(map(to_expr, extents)), group_size, b.close(), alternate))
+    b.emit(ir.Persistent(where, names, tuple(map(to_expr, extents)), group_size, b.close(), alternate, zigzag))
 
 
 @contextmanager
@@ -84,19 +89,24 @@ def reduce_max(src: Fragment, dst: Fragment, dim: int = -1, *, clear: bool = Tru
     _reduce("max", src, dst, dim, clear)
 
 
-def reduce_sum(src: Fragment, dst: Fragment, dim: int = -1, *, clear: bool = True) -> None:
-    """dst[i] = sum over j of src[i, j] in float32, pairwise; with clear=False, plus the old dst[i]."""
-    _reduce("sum", src, dst, dim, clear)
+def reduce_sum(src: Fragment, dst: Fragment, dim: int = -1, *, clear: bool = True, partial: bool = False) -> None:
+    """dst[i] = sum over j of src[i, j] in float32, pairwise; with clear=False, plus the old dst[i].
+
+    `partial`: each thread keeps the sum of its own columns, which only factors of the row may change until
+    T.reduce_sum(dst, total) adds them up.
+    """
+    _reduce("sum", src, dst, dim, clear, partial)
 
 
-def _reduce(op: str, src: Fragment, dst: Fragment, dim: int, clear: bool) -> None:
+def _reduce(op: str, src: Fragment, dst: Fragment, dim: int, clear: bool, partial: bool = False) -> None:
     where = here()
-    if len(src.shape) != 2 or dim not in (-1, 1) or src.shape[:-1] != dst.shape:
+    closes = op == "sum" and src.shape == dst.shape and clear and not partial
+    if not closes and (len(src.shape) != 2 or dim not in (-1, 1) or src.shape[:-1] != dst.shape):
         problem = f"reduction of {list(src.shape)} over dim {dim} into {list(dst.shape)}"
         raise TileError(problem, "the last dimension of a tile, into a fragment of the others", where)
     if dst.dtype != "float32":
         raise TileError(f"{dst.buffer.name} is {dst.dtype}; reductions are done in float32", 'a "float32" fragment', where)
-    builder().emit(ir.Reduce(where, op, src.buffer, dst.buffer, clear))
+    builder().emit(ir.Reduce(where, op, src.buffer, dst.buffer, clear, partial))
 
 
 class GemmWarpPolicy(enum.Enum):
@@ -114,19 +124,27 @@ def gemm(
     transpose_B: bool = False,
     policy: GemmWarpPolicy = GemmWarpPolicy.FullRow,
     clear_accum=False,
+    stage: int = 0,
 ) -> None:
-    """c += a b, in float32; where `clear_accum` (a condition, perhaps) holds, c = a b. a [M, K], b [K, N], or transposed."""
+    """c += a b, in float32; where `clear_accum` (a condition, perhaps) holds, c = a b. a [M, K], b [K, N], or transposed.
+
+    a lies in shared memory or in a fragment. `stage=1`: the product runs in the next iteration, behind that one's products.
+    """
     where = here()
     (m, k), (k_b, n) = (a.shape[::-1] if transpose_A else a.shape), (b.shape[::-1] if transpose_B else b.shape)
     if k != k_b or c.shape != (m, n):
         problem = f"a product of {[m, k]} and {[k_b, n]} into {list(c.shape)}"
         raise TileError(problem, "a [M, K], b [K, N] (or transposed) and c [M, N]", where)
-    if (a.buffer.scope, b.buffer.scope) != ("shared", "shared") or not isinstance(c.buffer, ir.Buffer):
-        raise TileError("a product takes its operands from shared memory", "T.alloc_shared tiles and a fragment", where)
+    in_registers = a.buffer.scope == "fragment"
+    if b.buffer.scope != "shared" or not all(isinstance(t.buffer, ir.Buffer) for t in (a, c)) or (in_registers and transpose_A):
+        problem = "a product takes b from shared memory and a from there or from a whole fragment, as it lies"
+        raise TileError(problem, "T.alloc_shared tiles and a fragment", where)
+    if stage not in (0, 1):
+        raise TileError(f"a product of stage {stage}", "stage=0, or stage=1 for one that runs an iteration later", where)
     if a.dtype != b.dtype or a.dtype == "float32" or c.dtype != "float32" or c.buffer.scope != "fragment":
         problem = f"a product of {a.dtype} and {b.dtype} into {c.buffer.scope} {c.dtype}"
         raise TileError(problem, "two tiles of bfloat16 or of float16, and a float32 fragment", where)
     clear = to_expr(clear_accum)
     if clear.dtype != "bool":
         raise TileError(f"clear_accum is {clear}, not a condition", "True, False or a comparison, such as i == 0", where)
-    builder().emit(ir.Gemm(where, a.buffer, b.buffer, c.buffer, transpose_A, transpose_B, policy.value, clear))
+    builder().emit(ir.Gemm(where, a.buffer, b.buffer, c.buffer, transpose_A, transpose_B, policy.value, clear, stage))

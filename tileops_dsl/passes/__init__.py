@@ -8,7 +8,8 @@ from tileops_dsl.passes.layouts import infer_layouts
 from tileops_dsl.passes.pipeline import pipeline
 from tileops_dsl.passes.roles import assign_roles
 from tileops_dsl.passes.shared_memory import plan_shared_memory
-from tileops_dsl.passes.verify import of_target, verify
+from tileops_dsl.passes.tiles import infer_tiles
+from tileops_dsl.passes.verify import of_kind, unchanged, verify
 from tileops_dsl.targets import Target
 
 OF_BODIES = {"well_formed", "roles", "schedule"}  # asked again only of other statements
@@ -16,13 +17,13 @@ CHECKED = ("well_formed", "roles", "schedule", "layouts", "shared_memory", "budg
 
 # (name, pass, what holds after it: keys of verify.CHECKS)
 PIPELINE = [
-    ("record", lambda kernel, target: kernel, CHECKED[:1]),
+    ("record", unchanged, CHECKED[:1]),
     ("roles", assign_roles, CHECKED[:2]),
-    ("pipeline", of_target(pipeline, portable.schedule), CHECKED[:3]),
-    ("infer_layouts", infer_layouts, CHECKED[:4]),
+    ("pipeline", of_kind(pipeline, portable.schedule), CHECKED[:3]),
+    ("infer_layouts", of_kind(infer_tiles, infer_tiles, infer_layouts), CHECKED[:4]),
     ("plan_shared_memory", plan_shared_memory, CHECKED[:5]),
-    ("budgets", of_target(budget_registers), CHECKED[:6]),
-    ("barriers", of_target(derive_barriers), CHECKED),
+    ("budgets", of_kind(budget_registers), CHECKED[:6]),
+    ("barriers", of_kind(derive_barriers), CHECKED),
 ]
 
 

@@ -1,28 +1,28 @@
-"""Barriers: the ends of every edge in the roles' bodies, and the mbarriers with their arrivals and bytes.
+"""Barriers: the mbarriers with their arrivals and bytes, and the ends of every edge within a group.
 
-Between the producer and the consumers each ring has `full` (its copies have arrived) and `empty` (its products have read); for
-loads that a group issues itself, `full` only. Within a group, what hazards.py finds. Groups that alternate take turns at the
-ring: a group that waited for a stage while the other still waits for the round before would take that one's phase for its own.
+Between the producer and the consumers each ring has `full` (its copies have arrived) and `empty` (its products have read), with
+the ends that `pipeline` has placed; for loads that a group issues itself, `full` only. Within a group, what hazards.py finds.
+Groups that alternate take turns at the ring: a group that waited for a stage while the other still waits for the round before
+would take that one's phase for its own.
 """
 
 from dataclasses import replace
+from itertools import groupby
 
 from tileops_dsl import ir
 from tileops_dsl.passes import hazards
-from tileops_dsl.plan import barrier_of, consumers, is_common, is_load, is_store, loads_of, peers, ring_of, sharing
-from tileops_dsl.schedule import Alone, Await, Barrier, Fence, Issue, One, Retire, Role, Signal, Sync, Turn, Unrolled
+from tileops_dsl.plan import consumers, is_common, is_store, loads_of, peers, ring_of, sharing
+from tileops_dsl.schedule import Alone, Await, Barrier, Fence, Issue, One, Retire, Role, Sync, Turn
 from tileops_dsl.targets import Target
 
 
 def derive_barriers(kernel: ir.Kernel, target: Target) -> ir.Kernel:
-    if not kernel.roles:
-        return kernel
     barriers, offset = [], kernel.shared_bytes
     for barrier in _barriers(kernel):
         barriers.append(replace(barrier, offset=offset))
         offset += 8 * barrier.count
     kernel = replace(kernel, barriers=tuple(barriers), shared_bytes=offset)
-    return replace(kernel, roles=tuple(_producer(kernel, r) if r.warp is not None else _group(kernel, r) for r in kernel.roles))
+    return replace(kernel, roles=tuple(r if r.warp is not None else _group(kernel, r) for r in kernel.roles))
 
 
 def _barriers(kernel: ir.Kernel):
@@ -33,10 +33,9 @@ def _barriers(kernel: ir.Kernel):
             continue
         common = is_common(kernel, ring.buffers[0])
         expected = sum(kernel.layouts[load.dst].bytes for load in loads)
-        name = "full" if common else f"{loads[0].src.tensor.name}_full"
-        yield Barrier(name, "full", ring, common, 1 if common else groups, 1, expected)
+        yield Barrier(f"{ring.prefix}full", "full", ring, common, 1 if common else groups, 1, expected)
         if common:
-            yield Barrier("empty", "empty", ring, True, 1, releases(kernel, ring), 0)
+            yield Barrier(f"{ring.prefix}empty", "empty", ring, True, 1, releases(kernel, ring), 0)
 
 
 def releases(kernel: ir.Kernel, ring) -> int:
@@ -45,30 +44,8 @@ def releases(kernel: ir.Kernel, ring) -> int:
     return groups * (peers(kernel, ring) if peers(kernel, ring) > 1 else 4)
 
 
-# ---- the producer
-
-
-def _producer(kernel: ir.Kernel, role: Role) -> Role:
-    def body(stmts, index=None):
-        out, first = [], True
-        for stmt in stmts:
-            if isinstance(stmt, Issue) and first:
-                ring = ring_of(kernel, stmt.op.dst)
-                out.append(Await(stmt.location, barrier_of(kernel, ring, "empty").name, stmt.index))
-                out.append(Signal(stmt.location, barrier_of(kernel, ring, "full").name, "this"))
-                first = False
-            out.append(replace(stmt, body=body(stmt.body)) if hasattr(stmt, "body") else stmt)
-        return tuple(out)
-
-    return replace(role, body=body(role.body))
-
-
-# ---- the consumers
-
-
 def _group(kernel: ir.Kernel, role: Role) -> Role:
-    needs, ways, conditions = hazards.find(kernel, role.body)
-    body = _in_turns(_Group(kernel, needs, ways, conditions).body(role.body))
+    body = _in_turns(_Group(kernel, *hazards.find(kernel, role.body)).body(role.body))
     stores = [s.location for s in ir.walk(role.body) if isinstance(s, Issue) and is_store(s.op)]
     if stores:  # shared memory stays until it has been read
         body = (*body, One(stores[-1], (Retire(stores[-1], "store", 0),)))
@@ -92,34 +69,18 @@ class _Group:
 
     def __init__(self, kernel: ir.Kernel, needs, ways, conditions):
         self.kernel, self.needs, self.ways, self.conditions = kernel, needs, ways, conditions
-        self.ring = None  # whose product is being issued
 
     def body(self, stmts) -> tuple[ir.Stmt, ...]:
         out: list[ir.Stmt] = []
         for stmt in stmts:
             if isinstance(stmt, One):
                 out += self.group_before(stmt) + [replace(stmt, body=self.one(stmt.body))]
-            elif isinstance(stmt, Issue):
-                out += self.product(stmt)
-            elif isinstance(stmt, Retire):
-                out += [stmt, *self.release(stmt)]
             elif id(stmt) in self.needs:
-                out += self.before(stmt)
-                out.append(stmt)
+                out += [*self.before(stmt), stmt]
             else:
                 compound = hasattr(stmt, "body") and not isinstance(stmt, ir.Parallel)
                 out.append(replace(stmt, body=self.body(stmt.body)) if compound else stmt)
         return tuple(_merged(out))
-
-    def product(self, stmt: Issue) -> list[ir.Stmt]:
-        self.ring = ring_of(self.kernel, stmt.op.a)
-        return [Await(stmt.location, barrier_of(self.kernel, self.ring, "full").name, stmt.index), stmt]
-
-    def release(self, stmt: Retire) -> list[ir.Stmt]:
-        """With a product unfinished, the stage before is read; behind the loop the last one."""
-        late = next(s for s in ir.walk(self.kernel.body) if isinstance(s, ir.Pipelined) and s.var == self.ring.var).pending
-        which = "before" if stmt.pending else "last" if late else "this"
-        return [Signal(stmt.location, barrier_of(self.kernel, self.ring, "empty").name, which)]
 
     def before(self, stmt: ir.Stmt) -> list[ir.Stmt]:
         """What a statement of the whole group needs; a barrier stands outside every condition, so that lanes meet there."""
@@ -131,7 +92,7 @@ class _Group:
             out.append(Sync(where))
         for buffer, ways in need.arrive.items():
             ring = ring_of(self.kernel, buffer)
-            out += self.guarded((Await(where, barrier_of(self.kernel, ring, "full").name, ring.var),), ways, where)
+            out += self.guarded((Await(where, f"{ring.prefix}full", ring.var),), ways, where)
         return out
 
     def guarded(self, stmts: tuple, ways: set, where) -> tuple[ir.Stmt, ...]:
@@ -150,27 +111,12 @@ class _Group:
         return fence + ([Sync(one.location)] if any(need.sync for need in needs) else [])
 
     def one(self, stmts) -> tuple[ir.Stmt, ...]:
-        out = []
-        for stmt in stmts:
-            need = next((self.needs[id(s)] for s in ir.walk((stmt,)) if id(s) in self.needs), None)
-            if need and need.reads is not None and isinstance(stmt, Unrolled | Issue):
-                out.append(Retire(stmt.location, "read", need.reads))
-            out.append(replace(stmt, body=self.expected(stmt.body)) if isinstance(stmt, Unrolled) else stmt)
-            if isinstance(stmt, ir.If):
-                out[-1] = replace(stmt, body=self.one(stmt.body))
-            elif isinstance(stmt, Issue):
-                out[-1:] = self.expected((stmt,))
-        return tuple(out)
-
-    def expected(self, stmts) -> tuple[ir.Stmt, ...]:
-        """Loads announce their bytes."""
-        out = []
-        for stmt in stmts:
-            if is_load(stmt.op):
-                ring = ring_of(self.kernel, stmt.op.dst)
-                out.append(Signal(stmt.location, barrier_of(self.kernel, ring, "full").name, "this"))
-            out.append(stmt)
-        return tuple(out)
+        """Stores that still read where a load writes are waited for in front of it, under its condition."""
+        if isinstance(stmts[0], ir.If):
+            return (replace(stmts[0], body=self.one(stmts[0].body)),)
+        needs = [self.needs[id(s)] for s in ir.walk(stmts) if id(s) in self.needs]
+        waits = [Retire(stmts[0].location, "read", need.reads) for need in needs if need.reads is not None]
+        return (*waits, *stmts)
 
 
 def negated(condition: ir.Expr) -> ir.Expr:
@@ -181,9 +127,7 @@ def negated(condition: ir.Expr) -> ir.Expr:
 def _merged(stmts: list[ir.Stmt]) -> list[ir.Stmt]:
     """Neighbouring statements of one thread under one branch."""
     out: list[ir.Stmt] = []
-    for stmt in stmts:
-        if isinstance(stmt, One) and out and isinstance(out[-1], One):
-            out[-1] = replace(out[-1], body=(*out[-1].body, *stmt.body))
-        else:
-            out.append(stmt)
+    for of_one, run in groupby(stmts, key=lambda stmt: isinstance(stmt, One)):
+        run = list(run)
+        out += [replace(run[0], body=tuple(s for one in run for s in one.body))] if of_one else run
     return out

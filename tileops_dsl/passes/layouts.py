@@ -1,7 +1,7 @@
 """Layout inference: strict (an annotation or an instruction fixes a layout), then common (it spreads through use).
 
 The layouts are a closed set of values, so equality is comparison and no solver is needed. A fragment that nothing ties
-to a laid-out one is an error; there is no guess.
+to a laid-out one stays without, which the verifier reports; there is no guess.
 """
 
 from dataclasses import replace
@@ -9,30 +9,23 @@ from dataclasses import replace
 from tileops_dsl import ir
 from tileops_dsl.errors import TileError
 from tileops_dsl.layouts import PerColumn, PerRow, tile_of
-from tileops_dsl.passes.tiles import infer_tiles
 from tileops_dsl.targets import Target
 
 
 def infer_layouts(kernel: ir.Kernel, target: Target) -> ir.Kernel:
-    if kernel.roles:
-        return infer_tiles(kernel, target)
     table: dict[ir.Buffer, object] = {}
     statements = list(ir.walk(kernel.body))
     for stmt in statements:
         if isinstance(stmt, ir.Annotate):
             _fix(table, stmt.buffer, stmt.layout, stmt.location)
-    size = -1
-    while size != len(table):  # each round lays out at least one more fragment, or is the last
-        size = len(table)
+    for _ in statements:  # each round lays out at least one more fragment, or is not needed
         for stmt in statements:
+            if isinstance(stmt, ir.Reduce) and (stmt.partial or len(stmt.src.shape) == 1):
+                raise TileError("a partial sum in a kernel without T.gemm", "T.reduce_sum(tile, sums)", stmt.location)
             if isinstance(stmt, ir.Reduce) and stmt.src in table:
                 _fix(table, stmt.dst, PerRow(table[stmt.src]), stmt.location)
             elif isinstance(stmt, ir.Parallel):
                 _spread(table, stmt)
-    for stmt in statements:
-        if isinstance(stmt, ir.Alloc) and stmt.buffer not in table:
-            problem = f"{stmt.buffer.name} has no layout: no loop or reduction ties it to a fragment that has one"
-            raise TileError(problem, f"T.annotate_layout({{{stmt.buffer.name}: ...}})", stmt.location)
     return replace(kernel, layouts=table)
 
 
@@ -43,10 +36,9 @@ def _spread(table: dict, loop: ir.Parallel) -> None:
     if first is None:
         return
     tile, names = tile_of(first), ", ".join(map(str, loop.vars))
+    forms = {loop.vars: first}
     if len(loop.vars) == 2:
         forms = {loop.vars: tile, loop.vars[:1]: PerRow(tile), loop.vars[1:]: PerColumn(tile)}
-    else:
-        forms = {loop.vars: PerRow(tile) if isinstance(first, PerRow) else PerColumn(tile)}
     for store, element in used:
         name = ir.Load(element.buffer.dtype, element.buffer, element.indices)
         if element is store and set(element.indices) < set(loop.vars):

@@ -1,6 +1,6 @@
 """What a body does, statement by statement, for small numbers: the common ground of the checks of roles, schedule and barriers.
 
-Both the recorded program and a role's body run here. Extents that only the run time knows become `steps`, tiles become `tiles`.
+Both the recorded program and a role's body run here. What only the run time knows gets a small number (`numbers`).
 """
 
 import itertools
@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from tileops_dsl import ir
-from tileops_dsl.schedule import Alone, Issue, Unrolled
+from tileops_dsl.schedule import Alone, At, Unrolled, op_of
 
 Values = dict[str, int]
 
@@ -18,24 +18,21 @@ Values = dict[str, int]
 class Run:
     """One way to run a kernel."""
 
-    parameters: Values  # that conditions ask for
-    steps: int = 3  # iterations of a loop of unknown length
+    parameters: Values  # of the kernel, and other numbers
     tiles: int = 2
     cta: int = 0  # of the cluster
     ctas: int = 1
     group: int = 0  # of those that alternate
     groups: int = 1
-    enter: tuple[type, ...] = ()  # statements with a body that are handed out as a whole
+    whole: tuple[type, ...] = ()  # statements with a body that are handed out as one
+    switches: dict[ir.Expr, bool] = field(default_factory=dict)  # conditions that are decided beforehand
 
 
 @dataclass(frozen=True)
 class Event:
     stmt: ir.Stmt
     values: Values = field(hash=False)
-
-    @property
-    def op(self) -> ir.Stmt:
-        return self.stmt.op if isinstance(self.stmt, Issue) else self.stmt
+    op = property(lambda self: op_of(self.stmt))
 
 
 def ways(kernel: ir.Kernel) -> list[Values]:
@@ -49,41 +46,61 @@ def ways(kernel: ir.Kernel) -> list[Values]:
     return [dict(zip(constants, values, strict=True)) for values in itertools.product(*map(sorted, constants.values()))]
 
 
+def numbers(kernel: ir.Kernel, parameters: Values, steps: int) -> Values:
+    """With these parameters: the extent of each loop of unknown length, by its text, is `steps`; sizes vary with it."""
+    values = {dim.name: 1 + 64 * steps for dim in kernel.dims}
+    for extent in (s.extent for s in ir.walk(kernel.body) if isinstance(s, ir.Pipelined | ir.Serial)):
+        match extent:
+            case ir.Call(op="max", args=(_, ir.Const(value=least))):
+                values[str(extent)] = max(steps, least)
+            case ir.Call() | ir.Var():
+                values[str(extent)] = steps
+    return values | parameters
+
+
 def events(body, run: Run, values: Values | None = None) -> Iterator[Event]:
-    """The statements without a body (and those of `run.enter`) in order."""
+    """The statements without a body (and those of `run.whole`) in order."""
     values = values or dict(run.parameters)
     for stmt in body:
-        if isinstance(stmt, ir.If):
-            if number(stmt.condition, values):
-                yield from events(stmt.body, run, values)
-        elif isinstance(stmt, ir.Persistent):
-            for tile in range(run.group, run.tiles, run.groups) if stmt.alternate else range(run.tiles):
-                *items, row, column = stmt.vars
-                place = {row.name: tile * run.ctas + run.cta, column.name: tile + 1, **{item.name: tile + 2 for item in items}}
-                yield from events(stmt.body, run, values | place)
-        elif isinstance(stmt, Alone):
-            if run.group == (run.tiles % run.groups if stmt.which == "next" else run.groups - 1):
-                yield from events(stmt.body, run, values)
-        elif isinstance(stmt, ir.Pipelined | ir.Serial | Unrolled):
-            for i in range(length(stmt.extent, run)):
-                yield from events(stmt.body, run, {**values, stmt.var.name: i})
-        elif isinstance(stmt, run.enter) or not hasattr(stmt, "body") or isinstance(stmt, ir.Parallel):
+        if not hasattr(stmt, "body") or isinstance(stmt, (ir.Parallel, *run.whole)):
             yield Event(stmt, values)
         else:
-            yield from events(stmt.body, run, values)
+            for own in _rounds(stmt, run, values):
+                yield from events(stmt.body, run, values | own)
 
 
-def length(extent: int | ir.Expr, run: Run) -> int:
-    return extent if isinstance(extent, int) else getattr(extent, "value", run.steps)
+def _rounds(stmt: ir.Stmt, run: Run, values: Values) -> list[Values]:
+    """For each time that the statement's body runs, its own variables."""
+    match stmt:
+        case ir.If(condition=condition):
+            holds = run.switches[condition] if condition in run.switches else number(condition, values, True)
+            return [{}] if holds else []
+        case ir.Persistent(vars=(*items, row, column)):
+            tiles = range(run.group, run.tiles, run.groups) if stmt.alternate else range(run.tiles)
+            batch = [item.name for item in items]
+            return [{row.name: t * run.ctas + run.cta, column.name: t + 1, **dict.fromkeys(batch, t + 2)} for t in tiles]
+        case Alone():
+            return [{}] if run.group == (run.tiles % run.groups if stmt.which == "next" else run.groups - 1) else []
+        case At():
+            return [{stmt.var.name: number(stmt.value, values, True)}]
+        case Unrolled():
+            return [{stmt.var.name: i} for i in range(stmt.extent)]
+        case ir.Pipelined() | ir.Serial():
+            start = number(stmt.start, values, True) if isinstance(stmt, ir.Pipelined) else 0
+            return [{stmt.var.name: i} for i in range(start, number(stmt.extent, values, True))]
+    return [{}]
 
 
-def number(expr: ir.Expr, values: Values) -> int:
-    """An integer or a condition."""
+def number(expr: ir.Expr, values: Values, lengths: bool = False) -> int:
+    """An integer or a condition; with `lengths`, parts of it that are a loop's extent are what `values` says."""
     if isinstance(expr, ir.Const):
         return expr.value
     if isinstance(expr, ir.Var):
         return values[expr.name]
-    return getattr(operator, expr.op)(*(number(arg, values) for arg in expr.args))
+    if lengths and str(expr) in values:
+        return values[str(expr)]
+    function = {"min": min, "max": max}.get(expr.op) or getattr(operator, expr.op)
+    return function(*(number(arg, values, lengths) for arg in expr.args))
 
 
 def meaning(event: Event) -> tuple:

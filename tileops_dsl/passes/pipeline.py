@@ -1,69 +1,70 @@
-"""Pipelining: what begins when, and in which stage of its tiles.
+"""Pipelining: what begins when, in which stage of its tiles, and where producer and consumers wait for each other.
 
-A buffer has the stages of the T.Pipelined loop that holds all its accesses. A producer's copies need no more than the stages:
-its barriers let it run ahead. Copies that the consumers issue themselves (into a tile that they store) are issued a ring ahead:
-those of the first stages at the begin of the tile, each other one where its stage has been read. A product is retired with
-`pending` others unfinished, and finally behind the loop, where its accumulator is first used. Of groups that alternate, each
-leaves out the stages of the other's tiles.
-A T.Pipelined loop over views of a fragment is unrolled.
+A buffer has the stages of the T.Pipelined loop that holds all its accesses; what the producer loads once for the tile has one.
+Buffers that different products read go round rings of their own. A producer's copies need no more than the stages: its barriers
+let it run ahead. Copies that the consumers issue themselves (into a tile that they store) are issued a ring ahead: those of the
+first stages at the begin of the tile, each other one where its stage has been read. Of groups that alternate, each leaves out
+the stages of the other's tiles. A T.Pipelined loop over views of a fragment is unrolled.
 """
 
 from dataclasses import replace
 
 from tileops_dsl import ir
 from tileops_dsl.errors import TileError
-from tileops_dsl.plan import is_load, is_store
-from tileops_dsl.schedule import Advance, Alone, Chunks, Issue, One, Retire, Ring, Role, Unrolled
+from tileops_dsl.passes.products import ZERO, Products, at_least_once
+from tileops_dsl.passes.roles import only
+from tileops_dsl.plan import is_load, is_store, named, ring_of, tile_loop
+from tileops_dsl.schedule import Advance, Alone, Await, Chunks, Issue, One, Ring, Role, Signal, Unrolled
 from tileops_dsl.targets import Target
 
 CHUNK = 16  # columns that two matrices side by side have
 
 
 def pipeline(kernel: ir.Kernel, target: Target) -> ir.Kernel:
-    if not kernel.roles:
-        return kernel
-    rings = tuple(find_rings(kernel))
+    kernel = replace(kernel, rings=tuple(find_rings(kernel)))
     producer, consumer = kernel.roles
     for loop in (s for s in ir.walk(kernel.body) if isinstance(s, ir.Pipelined)):
-        check_loads(loop, next((ring.buffers for ring in rings if ring.var == loop.var), ()))
-    if sum(any(map(is_load, ir.walk(stmt.body))) for stmt in producer.body[0].body) > 1:
+        check_loads(loop, kernel.rings)
+    if sum(isinstance(stmt, ir.Pipelined) for stmt in producer.body[0].body) > 1:
         problem = "more than one loop loads tiles that the consumers only read"
         raise TileError(problem, "one T.Pipelined loop with T.gemm", kernel.location)
-    roles = (replace(producer, body=_produce(producer.body, rings)), _consume(consumer, rings))
+    roles = (_produce(kernel, producer), _consume(kernel, consumer))
     _check_reads(roles[1].body, ())
-    return replace(kernel, roles=roles, rings=rings)
-
-
-def shared_buffers(stmt: ir.Stmt):
-    """Those that the statement itself reads or writes, in order."""
-    for tile in vars(stmt).values():
-        if isinstance(tile, ir.Buffer) and tile.scope == "shared":
-            yield tile
-    for expr in ir.exprs_of(stmt):
-        yield from (e.buffer for e in ir.subexprs(expr) if isinstance(e, ir.Load) and e.buffer.scope == "shared")
+    return replace(kernel, roles=roles)
 
 
 def _uses(body) -> list[ir.Buffer]:
-    return [b for s in ir.walk(body) if not isinstance(s, ir.Alloc) for b in shared_buffers(s)]
+    """Tiles in shared memory, once for each statement that reads or writes them."""
+    return [b for stmt in body if not isinstance(stmt, ir.Alloc) for b in named(stmt) if b.scope == "shared"]
 
 
 def find_rings(kernel: ir.Kernel):
-    loops = [s for s in ir.walk(kernel.body) if isinstance(s, ir.Pipelined)]
+    """For each loop; of what the producer loads those that one statement reads together, with names where there are several."""
     everywhere = _uses(kernel.body)
-    for number, loop in enumerate(loops):
-        inside = _uses(loop.body)
-        buffers = dict.fromkeys(b for b in inside if inside.count(b) == everywhere.count(b))
-        if buffers:
-            yield Ring(f"ring {number}", tuple(buffers), loop.num_stages, loop.var)
+    common = [s.dst for role in kernel.roles if role.warp is not None for s in ir.walk(role.body) if is_load(s)]
+    sources = {s.dst: s.src.tensor.name for s in ir.walk(kernel.body) if is_load(s)}
+    groups: dict[tuple, list[ir.Buffer]] = {}
+    for loop in (s for s in ir.walk(kernel.body) if isinstance(s, ir.Pipelined)):
+        inside, products = _uses(loop.body), [s for s in loop.body if isinstance(s, ir.Gemm)]
+        for buffer in dict.fromkeys(b for b in inside if inside.count(b) == everywhere.count(b)):
+            reader = next((s for s in products if buffer in (s.a, s.b)), None)
+            groups.setdefault((loop.var, loop.num_stages, reader), []).append(buffer)
+    for buffer in (b for b in common if not any(b in group for group in groups.values())):
+        groups[tile_loop(kernel).vars[-1], 1, buffer] = [buffer]
+    alone = sum(group[0] in common for group in groups.values()) == 1
+    for number, ((var, stages, _), group) in enumerate(groups.items()):
+        name = group[0].name.removesuffix("_tile") if group[0] in common else sources.get(group[0], "")
+        yield Ring(f"ring {number}", tuple(group), stages, var, "" if alone and group[0] in common else f"{name}_")
 
 
-def check_loads(loop: ir.Pipelined, own: tuple[ir.Buffer, ...]) -> None:
-    """What a loop loads is used in it alone, and a product's operands are loaded in its loop."""
-    loaded = [s.dst for s in ir.walk(loop.body) if is_load(s)]
+def check_loads(loop: ir.Pipelined, rings) -> None:
+    """What a loop loads is used in it alone, and a product's operands are loaded in its loop or once for the tile."""
+    own = [b for ring in rings if ring.var == loop.var for b in ring.buffers]
+    loaded = [s.dst for s in ir.walk(loop.body) if is_load(s)] + [b for r in rings if r.var != loop.var for b in r.buffers]
     for stmt in ir.walk(loop.body):
         tiles = [stmt.dst] if is_load(stmt) else [stmt.a, stmt.b] if isinstance(stmt, ir.Gemm) else []
-        for tile in tiles:
-            if tile not in own or tile not in loaded:
+        for tile in (t for t in tiles if t.scope == "shared"):
+            if tile not in loaded or (is_load(stmt) and tile not in own):
                 problem = f"{tile.name} is not loaded by this loop, or used outside it"
                 raise TileError(problem, "a tile of the loop's own, loaded by T.copy in it", stmt.location)
 
@@ -79,53 +80,52 @@ def _check_reads(body, open_to: tuple[ir.Buffer, ...]) -> None:
             _check_reads(stmt.body, (stmt.body[-1].dst,) if isinstance(stmt, Chunks) else open_to)
 
 
-def ring_along(rings, var: ir.Var) -> Ring:
-    return next(ring for ring in rings if ring.var == var)
-
-
-def _produce(body, rings):
-    out = []
-    for stmt in body:
+def _produce(kernel: ir.Kernel, role: Role) -> Role:
+    """What the tile loads once goes behind the first load of the loop, whose stages the tile before hands back earlier."""
+    (tiles,), once = role.body, []
+    body: list[ir.Stmt] = []
+    for stmt in tiles.body:
         if isinstance(stmt, ir.Pipelined):
-            ring = ring_along(rings, stmt.var)
-            issues = tuple(_issued(stmt.body, stmt.var))
-            out.append(replace(stmt, body=(*issues, Advance(stmt.location, ring))))
+            steps = _loaded(kernel, stmt.body, stmt.var, stmt.location)
+            if once:
+                at_least_once(stmt)
+                first = tuple(s for step in _loaded(kernel, once, stmt.var, stmt.location) for s in step)
+                steps.insert(1, [ir.If(stmt.location, ir.Call("bool", "eq", (stmt.var, ZERO)), first)])
+            body.append(replace(stmt, body=tuple(s for step in steps for s in step)))
+        elif body:
+            problem = "a tile is loaded behind the loop whose product reads it"
+            raise TileError(problem, "the copy in the loop, or in front of it", stmt.location)
         else:
-            out.append(replace(stmt, body=_produce(stmt.body, rings)))
-    return tuple(out)
+            once.append(stmt)
+    return replace(role, body=(replace(tiles, body=tuple(body)),))
 
 
-def _issued(body, index: ir.Var):
-    for stmt in body:
-        if not isinstance(stmt, ir.Copy):
+def _loaded(kernel: ir.Kernel, body, index: ir.Var, where: ir.Location) -> list[list[ir.Stmt]]:
+    """Each load, with what the first and the last one of its ring have besides."""
+    out, rings = [], [ring_of(kernel, s.dst) if isinstance(s, ir.Copy) else None for s in body]
+    for n, (stmt, ring) in enumerate(zip(body, rings, strict=True)):
+        if ring is None:
             raise TileError("a load of the loop's tiles depends on a condition", "the copy outside T.If", stmt.location)
-        yield Issue(stmt.location, stmt, index)
+        empty, full = Await(stmt.location, f"{ring.prefix}empty", index), Signal(stmt.location, f"{ring.prefix}full", "this")
+        first, last = ring not in rings[:n], ring not in rings[n + 1 :]
+        out.append([*[empty, full] * first, Issue(stmt.location, stmt, index), *[Advance(where, ring)] * last])
+    return out
 
 
-def _consume(role: Role, rings) -> Role:
-    (tiles,) = role.body
+def _consume(kernel: ir.Kernel, role: Role) -> Role:
+    (tiles,), products = role.body, Products(kernel)
     ahead, body = [], []
     for stmt in tiles.body:
         if isinstance(stmt, ir.Pipelined) and any(isinstance(s, ir.Gemm) for s in ir.walk(stmt.body)):
-            body += _products(stmt, rings, tiles.alternate)
+            body += products.pipelined(stmt, tiles.alternate)
         elif isinstance(stmt, ir.Pipelined):
-            body.append(_unrolled(stmt, rings, ahead))
+            body += products.straight([_unrolled(stmt, kernel.rings, ahead)])
         else:
-            body.append(_stored(plain(stmt), ir.Const("int32", 0)))
-    skips = tuple(stmt for stmt in body if isinstance(stmt, Advance))
+            body += products.straight([_stored(plain(stmt), ZERO)])
+    body += products.retire()
+    skips = tuple(stmt for stmt in body if isinstance(stmt, Advance)) if tiles.alternate else ()
     late = (Alone(tiles.location, "last", skips),) if skips else ()
     return replace(role, body=(*late, replace(tiles, body=(*ahead, *chunked(body)))))
-
-
-def _products(loop: ir.Pipelined, rings, alternate: bool) -> list[ir.Stmt]:
-    if [type(s) for s in loop.body] != [ir.Gemm]:
-        problem = "the loop has more than one product and the copies of its operands"
-        raise TileError(problem, "one T.gemm in T.Pipelined, everything else behind it", loop.location)
-    gemm, where = loop.body[0], loop.body[0].location
-    ring = ring_along(rings, loop.var)
-    steps = (Issue(where, gemm, loop.var), Retire(where, "product", loop.pending), Advance(where, ring))
-    retired = [Retire(where, "product", 0)] if loop.pending else []
-    return [replace(loop, body=steps), *retired, *([Advance(where, ring, loop.extent)] if alternate else [])]
 
 
 def constant_extent(loop) -> int:
@@ -136,40 +136,31 @@ def constant_extent(loop) -> int:
 
 
 def _unrolled(loop: ir.Pipelined, rings, ahead: list[ir.Stmt]) -> Unrolled:
-    """The loop; what it needs before goes to the front of `ahead`."""
+    """The loop; what it needs before goes to the end of `ahead`. Its loads stay under their conditions."""
     extent, ring = constant_extent(loop), next((ring for ring in rings if ring.var == loop.var), None)
-    first, refills, body = [], [], []
-    for stmt in loop.body:
-        rest = _without_loads(stmt, loop, ring, extent, first, refills)
-        body += [] if rest is None else [_stored(rest, loop.var)]
-    ahead += first
+    refills = []
+    for load in (stmt for stmt in ir.walk(loop.body) if is_load(stmt)):
+        where, var, stages = load.location, loop.var, ir.Const("int32", ring.stages)
+        alone, expects = only(loop.body, lambda stmt, load=load: stmt is load), Signal(where, f"{ring.prefix}full", "this")
+        first = Unrolled(where, var, min(ring.stages, extent), (expects, Issue(where, load, var)))
+        ahead.append(_instead(alone, One(where, (first,))))
+        if extent > ring.stages:
+            later = replace(load, src=ir.replaced(load.src, {var: ir.Call("int32", "add", (var, stages))}))
+            more = ir.Call("bool", "lt", (var, ir.Const("int32", extent - ring.stages)))
+            refills.append(One(where, (_instead(alone, ir.If(where, more, (expects, Issue(where, later, var)))),)))
+    body = [_stored(stmt, loop.var) for stmt in only(loop.body, lambda stmt: not is_load(stmt))]
     return Unrolled(loop.location, loop.var, extent, (*chunked(body), *refills))
+
+
+def _instead(alone: tuple[ir.Stmt, ...], new: ir.Stmt) -> ir.Stmt:
+    """Of a statement that is alone in what it stands in."""
+    (stmt,) = alone
+    return replace(stmt, body=(_instead(stmt.body, new),)) if hasattr(stmt, "body") else new
 
 
 def _stored(stmt: ir.Stmt, index: ir.Var) -> ir.Stmt:
     """A store is issued by one thread."""
     return One(stmt.location, (Issue(stmt.location, stmt, index),)) if is_store(stmt) else stmt
-
-
-def _without_loads(stmt, loop, ring: Ring, extent: int, first: list, refills: list):
-    """The statement without the loads in it, which are issued ahead, under the same condition; None if nothing is left."""
-    if isinstance(stmt, ir.If):
-        inner_first, inner_refills = [], []
-        kept = [_without_loads(s, loop, ring, extent, inner_first, inner_refills) for s in stmt.body]
-        first += [replace(stmt, body=tuple(inner_first))] if inner_first else []
-        refills += [One(s.location, (replace(stmt, body=s.body),)) for s in inner_refills]
-        kept = tuple(s for s in kept if s is not None)
-        return replace(stmt, body=kept) if kept else None
-    if not is_load(stmt):
-        return stmt
-    where, stages = stmt.location, ir.Const("int32", ring.stages)
-    once = min(ring.stages, extent)
-    first.append(One(where, (Unrolled(where, loop.var, once, (Issue(where, stmt, loop.var),)),)))
-    later = ir.replaced(stmt.src, {loop.var: ir.Call("int32", "add", (loop.var, stages))})
-    if extent > ring.stages:
-        more = ir.Call("bool", "lt", (loop.var, ir.Const("int32", extent - ring.stages)))
-        refills.append(One(where, (ir.If(where, more, (Issue(where, replace(stmt, src=later), loop.var),)),)))
-    return None
 
 
 def chunked(body: list[ir.Stmt], columns: int = CHUNK) -> list[ir.Stmt]:

@@ -29,8 +29,6 @@ STEP = 16  # of K, in mma.m16n8k16
 
 
 def schedule(kernel: ir.Kernel, target: Target) -> ir.Kernel:
-    if not kernel.roles:
-        return kernel
     if kernel.ctas > 1:
         problem = f"{target.name} has no clusters, and the kernel asks for one of {kernel.ctas} CTAs"
         raise TileError(problem, "cluster=(1, 1), and copies without multicast", kernel.location)
@@ -38,27 +36,27 @@ def schedule(kernel: ir.Kernel, target: Target) -> ir.Kernel:
     (tiles,), gemms = role.body, [s for s in ir.walk(kernel.body) if isinstance(s, ir.Gemm)]
     if len(gemms) != 1:
         raise TileError(f"the kernel has {len(gemms)} products", "one T.gemm in one T.Pipelined loop", kernel.location)
-    chunk = 8 * warps(kernel, gemms[0])[1]  # a block of each warp
-    for copy in (s for s in ir.walk(kernel.body) if isinstance(s, ir.Copy) and (is_load(s) or is_store(s))):
+    columns = 8 * accumulators(kernel, gemms[0].c, gemms[0].location).across  # a block of each warp
+    for copy in (s for s in ir.walk(kernel.body) if is_load(s) or is_store(s)):
         _check_copy(kernel, copy)
     body: list[ir.Stmt] = []
     for stmt in tiles.body:
-        if isinstance(stmt, ir.Pipelined):
-            ring = next((ring for ring in rings if ring.var == stmt.var), None)
-            check_loads(stmt, ring.buffers if ring else ())
-            if gemms[0] in stmt.body:
-                body += _product_loop(stmt, ring)
-                continue
-            stmts = tuple(chunked([s for inner in stmt.body for s in _loads_first(inner, stmt.var)], chunk))
-            body.append(Unrolled(stmt.location, stmt.var, constant_extent(stmt), _announced(stmts)))
-        else:
+        if not isinstance(stmt, ir.Pipelined):
             body.append(plain(stmt))
-    role = replace(role, body=(replace(tiles, body=_announced(tuple(chunked(body, chunk)))),))
+            continue
+        ring = next((ring for ring in rings if ring.var == stmt.var), None)
+        check_loads(stmt, rings)
+        if gemms[0] in stmt.body:
+            body += _product_loop(stmt, ring)
+        else:
+            inner = tuple(s for inner in stmt.body for s in _loads_first(inner, stmt.var))
+            body.append(Unrolled(stmt.location, stmt.var, constant_extent(stmt), inner))
+    role = replace(role, body=(replace(tiles, body=_announced(body, columns)),))
     return replace(kernel, roles=(role,), rings=rings)
 
 
 def _check_copy(kernel: ir.Kernel, copy: ir.Copy) -> None:
-    tile, tensor = (copy.dst, copy.src.tensor) if is_load(copy) else (copy.src, copy.dst.tensor)
+    tile, tensor = copy.tile, copy.region.tensor
     try:
         vector = lines(kernel, copy).vector
         problem = None if vector * ir.DTYPES[tile.dtype] == 16 or vector == 1 else f"{tensor.name} promises {vector} elements"
@@ -73,23 +71,24 @@ def _product_loop(loop: ir.Pipelined, ring: Ring) -> list[ir.Stmt]:
     *loads, gemm = loop.body
     depth = gemm.a.shape[0 if gemm.transpose_a else 1] if isinstance(gemm, ir.Gemm) else 0
     clear = ir.Call("bool", "eq", (loop.var, ir.Const("int32", 0)))
-    last, where = depth // STEP - 1, gemm.location
-    if not all(map(is_load, loads)) or ring.stages < 3 or not depth or depth % (2 * STEP) or gemm.clear != clear:
+    steps, where = depth // STEP, gemm.location
+    fits = depth and depth % (2 * STEP) == 0 and gemm.clear == clear and gemm.a.scope == "shared" and not gemm.stage
+    if not all(map(is_load, loads)) or ring.stages < 3 or not fits:
         problem = f"the loop is not loads and a product of a multiple of {2 * STEP} of K, in 3 stages or more, cleared at first"
         instead = f"T.copy(a..), T.copy(b..), T.gemm(.., clear_accum={loop.var} == 0) in T.Pipelined(.., num_stages=4)"
         raise TileError(problem, instead, loop.location)
     begin_first, land_first = _copies(loads, loop.var, AHEAD)
     begin, land = _copies(loads, loop.var, ir.Call("int32", "add", (loop.var, ir.Const("int32", ring.stages - 1))))
     wait = [Retire(where, "copy", ring.stages - 2)] if asynchronous(loads[0]) else []
-    body = [*wait, Sync(where), Operands(where, gemm, 0, loop.var), Multiply(where, gemm, last)]
-    for step in range(last):
-        body += [Operands(where, gemm, step + 1, loop.var), *(begin if step == 0 else []), Multiply(where, gemm, step)]
+    body = [*wait, Sync(where)]
+    for q in range(steps):
+        body += [Operands(where, gemm, q, loop.var), *(begin if q == 1 else []), Multiply(where, gemm, (q - 1) % steps)]
     return [
         ir.Serial(loop.location, AHEAD, ir.Const("int32", ring.stages - 1), (*begin_first, *land_first)),
         ir.Fill(where, gemm.c, ir.Const("float32", 0.0)),
-        Operands(where, gemm, last, None),
+        Operands(where, gemm, steps - 1, None),
         replace(loop, body=(*body, *land, Advance(where, ring))),
-        Multiply(where, gemm, last),
+        Multiply(where, gemm, steps - 1),
         *([Retire(where, "copy", 0)] if wait else []),
     ]
 
@@ -115,33 +114,28 @@ def _loads_first(stmt: ir.Stmt, var: ir.Var) -> list[ir.Stmt]:
     return [replace(stmt, body=body) for body in (done, rest) if body]
 
 
-def _announced(body: tuple[ir.Stmt, ...]) -> tuple[ir.Stmt, ...]:
-    """A barrier behind each copy of registers into shared memory."""
+def _announced(body, columns: int) -> tuple[ir.Stmt, ...]:
+    """What is written to shared memory goes so many columns at a time, with a barrier behind it."""
     out: list[ir.Stmt] = []
-    for stmt in body:
-        out.append(replace(stmt, body=_announced(stmt.body)) if isinstance(stmt, ir.If) else stmt)
+    for stmt in chunked(body, columns):
+        out.append(replace(stmt, body=_announced(stmt.body, columns)) if isinstance(stmt, ir.If | Unrolled) else stmt)
         copy = stmt.body[-1] if isinstance(stmt, Chunks) else stmt
         if isinstance(copy, ir.Copy) and isinstance(copy.dst, ir.Buffer) and copy.dst.scope == "shared":
             out.append(Sync(copy.location))
     return tuple(out)
 
 
-def warps(kernel: ir.Kernel, gemm: ir.Gemm) -> tuple[int, int]:
-    """How the warps lie on C: each group of four has some of the rows (FullRow), its warps have tiles as square as can be."""
-    rows, columns = gemm.c.shape
-    groups, sides = kernel.threads // GROUP, (16, 32, 64, 128)
+def accumulators(kernel: ir.Kernel, tile: ir.Buffer, location: ir.Location) -> WarpAccumulators:
+    """Each group of four warps has some of the rows of C (FullRow), its warps have tiles as square as can be; so beside C."""
+    (gemm,) = (s for s in ir.walk(kernel.body) if isinstance(s, ir.Gemm))
+    (rows, columns), groups = gemm.c.shape, kernel.threads // GROUP
     shapes = [(groups * d, 4 // d) for d in (1, 2, 4)]
-    fitting = [(m, n) for m, n in shapes if {(rows / m), (columns / n)} <= set(sides)]
+    fitting = [(m, n) for m, n in shapes if {rows / m, columns / n} <= {16, 32, 64, 128}]
     if not fitting:
         problem = f"{gemm.c.name} is {rows} x {columns} for {kernel.threads} threads"
         raise TileError(problem, "16, 32, 64 or 128 rows and columns for each warp", gemm.location)
-    return min(fitting, key=lambda warps: rows // warps[0] + columns // warps[1])
-
-
-def accumulators(kernel: ir.Kernel, tile: ir.Buffer, location: ir.Location) -> WarpAccumulators:
-    (gemm,) = (s for s in ir.walk(kernel.body) if isinstance(s, ir.Gemm))
-    down, across = warps(kernel, gemm)
-    if tile.shape[0] != gemm.c.shape[0] or tile.shape[1] % (8 * across):
+    down, across = min(fitting, key=lambda warps: rows // warps[0] + columns // warps[1])
+    if tile.shape[0] != rows or tile.shape[1] % (8 * across):
         problem = f"{tile.name} is {list(tile.shape)} beside {gemm.c.name}, of {down} x {across} warps"
-        raise TileError(problem, f"{gemm.c.shape[0]} rows and a multiple of {8 * across} columns", location)
+        raise TileError(problem, f"{rows} rows and a multiple of {8 * across} columns", location)
     return WarpAccumulators(*tile.shape, down, across)

@@ -1,8 +1,9 @@
 """Roles: who does which statement. Standard programs do not say it; what they copy and multiply does.
 
 Consumers are as many groups as `threads` has, each with its rows of the tiles, or with every other tile. If a T.Pipelined loop
-copies tiles into shared memory that nobody else writes, one thread of a producer group in front issues these copies. All other
-statements are the consumers'; the loops and conditions around are repeated in each role.
+copies tiles into shared memory that nobody else writes, one thread of a producer group in front issues these copies, and those
+that the tile loop makes of such tiles. All other statements are the consumers'; the loops and conditions around are repeated in
+each role.
 """
 
 from dataclasses import replace
@@ -59,30 +60,20 @@ def _check_kernel(kernel: ir.Kernel, target: Target) -> None:
     if loops[0].alternate and (kernel.threads != 2 * GROUP or not target.warp_groups):
         problem = f"{kernel.threads} threads of {target.name} are to alternate"
         raise TileError(problem, "T.Kernel(threads=256), two warp groups; or no alternate", loops[0].location)
-    kinds = (ir.Persistent, ir.Pipelined, ir.If, ir.Copy, ir.Gemm, ir.Parallel, ir.Store)
+    kinds = (ir.Pipelined, ir.If, ir.Copy, ir.Gemm, ir.Parallel, ir.Store)
+    kinds += (ir.Fill, ir.Reduce) if target.warp_groups else ()
     for stmt in ir.walk(loops[0].body):
-        if not isinstance(stmt, kinds) or isinstance(stmt, ir.Persistent):
-            raise TileError(f"T.{_word(stmt)} has no meaning in T.Persistent yet", "T.Parallel, T.gemm, T.copy", stmt.location)
-
-
-def _word(stmt: ir.Stmt) -> str:
-    words = {
-        ir.Fill: "fill",
-        ir.Reduce: "reduce",
-        ir.Serial: "serial",
-        ir.Alloc: "alloc",
-        ir.Annotate: "annotate_layout",
-        ir.Persistent: "Persistent",
-    }
-    return words[type(stmt)]
+        if not isinstance(stmt, kinds):
+            problem = f"T.{type(stmt).__name__.lower()} has no meaning in T.Persistent yet"
+            raise TileError(problem, "T.Parallel, T.gemm, T.copy", stmt.location)
 
 
 def _producer_copies(kernel: ir.Kernel) -> list[ir.Copy]:
-    """Loads of T.Pipelined loops into tiles that no other statement writes."""
-    copies = [s for s in ir.walk(kernel.body) if is_load(s)]
+    """Loads into tiles that no other statement writes, if some of them stand in a T.Pipelined loop."""
     written = [s.dst for s in ir.walk(kernel.body) if isinstance(s, ir.Copy) and not is_load(s)]
     piped = {id(s) for loop in ir.walk(kernel.body) if isinstance(loop, ir.Pipelined) for s in ir.walk(loop.body)}
-    for stmt in copies:
-        if id(stmt) not in piped:
-            raise TileError("a tile is loaded into shared memory outside T.Pipelined", "the copy in the loop", stmt.location)
-    return [s for s in copies if s.dst not in written]
+    loads = [s for s in ir.walk(kernel.body) if is_load(s)]
+    for stmt in (s for s in loads if s.dst in written and id(s) not in piped):
+        raise TileError("a tile is loaded into shared memory outside T.Pipelined", "the copy in the loop", stmt.location)
+    loads = [s for s in loads if s.dst not in written]
+    return loads if any(id(s) in piped for s in loads) else []

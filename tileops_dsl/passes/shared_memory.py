@@ -5,33 +5,27 @@ A tile has its stages one behind the other, and all of them for each group that 
 their alignment leaves no gaps.
 """
 
-from collections.abc import Iterator
 from dataclasses import replace
 
 from tileops_dsl import ir
 from tileops_dsl.instruction_layouts import SharedTile
+from tileops_dsl.layouts import VectorisedRows
 from tileops_dsl.plan import buffer_bytes
 from tileops_dsl.targets import Target
 
 
 def plan_shared_memory(kernel: ir.Kernel, target: Target) -> ir.Kernel:
+    needs = []  # (owner, bytes, alignment: of the swizzle's pattern, or of the widest access)
+    for buffer, layout in kernel.layouts.items():
+        if buffer.scope == "shared":
+            alignment = layout.swizzle.alignment if isinstance(layout, SharedTile) else 16
+            needs.append((buffer, buffer_bytes(kernel, buffer), alignment))
+    for stmt in (s for s in ir.walk(kernel.body) if isinstance(s, ir.Reduce)):
+        layout = kernel.layouts[stmt.src]
+        if isinstance(layout, VectorisedRows) and layout.warps_per_row > 1:  # a float for each row of each of these groups
+            needs.append((stmt, -(-4 * layout.rows * layout.warps_per_row // 16) * 16, 16))
     plan, offset = {}, 0
-    for owner, size, align in _tiles(kernel) if kernel.roles else _exchanges(kernel):
-        plan[owner] = -(-offset // align) * align
+    for owner, size, alignment in sorted(needs, key=lambda need: -need[2]):
+        plan[owner] = -(-offset // alignment) * alignment
         offset = plan[owner] + size
     return replace(kernel, shared=plan, shared_bytes=offset)
-
-
-def _exchanges(kernel: ir.Kernel) -> Iterator[tuple[ir.Reduce, int, int]]:
-    """A float for each row of the tile and each group of threads that reduces it, where there are several: bytes, alignment."""
-    for stmt in ir.walk(kernel.body):
-        if isinstance(stmt, ir.Reduce) and kernel.layouts[stmt.src].warps_per_row > 1:
-            tile = kernel.layouts[stmt.src]
-            yield stmt, -(-4 * tile.rows * tile.warps_per_row // 16) * 16, 16
-
-
-def _tiles(kernel: ir.Kernel) -> list[tuple[ir.Buffer, int, int]]:
-    """A tile is aligned to its swizzle's pattern, or to the widest access."""
-    tiles = [(buffer, layout) for buffer, layout in kernel.layouts.items() if buffer.scope == "shared"]
-    aligned = [(b, buffer_bytes(kernel, b), la.swizzle.alignment if isinstance(la, SharedTile) else 16) for b, la in tiles]
-    return sorted(aligned, key=lambda entry: -entry[2])

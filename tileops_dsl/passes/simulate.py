@@ -11,9 +11,8 @@ import random
 from dataclasses import dataclass, field, replace
 
 from tileops_dsl import ir, plan
-from tileops_dsl.passes.meaning import Event, Run, events, length, meaning
-from tileops_dsl.passes.pipeline import shared_buffers
-from tileops_dsl.schedule import Advance, Await, Fence, Issue, One, Retire, Role, Signal, Sync, Turn
+from tileops_dsl.passes.meaning import Event, Run, events, meaning, number, numbers
+from tileops_dsl.schedule import Barrier, One, Role
 
 FIRST, OTHERS = 0, 1  # the agents of a group
 
@@ -22,29 +21,17 @@ class Fault(Exception):
     """What an order of events has shown."""
 
 
-@dataclass
 class MBarrier:
-    arrivals: int
-    pending: int = field(init=False)
-    bytes: int = 0
-    phase: int = 0
+    def __init__(self, table: Barrier):
+        self.table, self.pending, self.bytes, self.phase = table, table.arrivals, 0, 0
 
-    def __post_init__(self):
-        self.pending = self.arrivals
-
-    def arrive(self, name: str, expected: int = 0) -> None:
-        if self.pending == 0:
-            raise Fault(f"{name} gets more arrivals than its {self.arrivals}")
-        self.pending, self.bytes = self.pending - 1, self.bytes + expected
-        self.complete()
-
-    def bring(self, count: int) -> None:
-        self.bytes -= count
-        self.complete()
-
-    def complete(self) -> None:
+    def count(self, arrivals: int, expected: int) -> None:
+        """So many arrive, and expect so many bytes more (or fewer: they have come)."""
+        if arrivals > self.pending:
+            raise Fault(f"{self.table.name} gets more arrivals than its {self.table.arrivals}")
+        self.pending, self.bytes = self.pending - arrivals, self.bytes + expected
         if self.pending == 0 and self.bytes == 0:
-            self.pending, self.phase = self.arrivals, self.phase ^ 1
+            self.pending, self.phase = self.table.arrivals, self.phase ^ 1
 
 
 @dataclass
@@ -61,25 +48,24 @@ class Machine:
     def __init__(self, kernel: ir.Kernel, parameters: dict[str, int], steps: int, seed: int):
         self.kernel, self.random = kernel, random.Random(seed)
         self.haste = (0.0, 0.02, 0.3)[seed % 3]  # how soon what is in flight takes effect
-        moved = [buffer for ring in kernel.rings for buffer in ring.buffers]
+        moved = [buffer for buffer in kernel.shared if len(buffer.shape) == 2]
         self.last = moved[seed % len(moved)]  # what touches this one takes effect when nothing else can happen
         tiles = 4 - seed % 2 if plan.tile_loop(kernel).alternate else 2
-        self.runs = [Run(parameters, steps, tiles, cta, kernel.ctas, enter=(One,)) for cta in range(kernel.ctas)]
+        values = numbers(kernel, parameters, steps)
+        self.runs = [Run(values, tiles, cta, kernel.ctas, whole=(One,)) for cta in range(kernel.ctas)]
         self.tiles: dict[tuple, Tile] = {}
         self.barriers: dict[tuple, MBarrier] = {}
         self.flying: list = []  # (tiles, operation that may take effect at any time)
         self.products: dict[tuple, list] = {}  # reads of operands of each group, oldest first
-        self.met: dict[tuple, int] = {}  # arrivals where the agents of a group meet
-        self.turns: dict[tuple, list] = {}  # agents that have arrived where a group waits for its turn
+        self.met: dict[tuple, set] = {}  # agents that have arrived where they wait for each other, or for a turn
         self.expected = [self.sequential(run) for run in self.runs]
 
-    def sequential(self, run: Run) -> dict[tuple, dict[str, tuple]]:
+    def sequential(self, run: Run) -> dict[tuple, tuple]:
         """What each reader of the recorded program sees in each shared tile."""
         last, seen = {}, {}
         for event in events(self.kernel.body, run):
-            key = (meaning(event), tuple(sorted(event.values.items())))
             for buffer in shared_reads(event.op):
-                seen.setdefault(key, {})[buffer.name] = last.get(buffer.name, ())
+                seen[moment(event), buffer.name] = last.get(buffer.name, ())
             for buffer in shared_writes(event.op):
                 last[buffer.name] = version(event)
         return seen
@@ -102,10 +88,10 @@ class Machine:
                     waiting[id(agent)] = next(agent)
                 except StopIteration:
                     agents.remove(agent)
-        for name, barrier in self.barriers.items():
-            if barrier.bytes or (barrier.pending != barrier.arrivals and name[1].kind == "full"):
-                raise Fault(f"{name[1].name} is left in the middle of a phase")
-        if any(self.turns.values()):
+        for barrier in self.barriers.values():
+            if barrier.bytes or (barrier.pending != barrier.table.arrivals and barrier.table.kind == "full"):
+                raise Fault(f"{barrier.table.name} is left in the middle of a phase")
+        if self.met:
             raise Fault("a turn is left over")
 
     def agents(self, cta: int, role: Role):
@@ -113,19 +99,15 @@ class Machine:
             return [Agent(self, role, cta, 0, FIRST).steps()]
         return [Agent(self, role, cta, copy, who).steps() for copy in range(len(role.groups)) for who in (FIRST, OTHERS)]
 
-    def barrier(self, cta: int, copy: int, name: str, stage: int) -> MBarrier:
-        table = plan.barrier_named(self.kernel, name)
-        key = (cta, table, copy if not table.common else 0, stage)
-        return self.barriers.setdefault(key, MBarrier(table.arrivals))
+    def barrier(self, cta: int, copy: int, table: Barrier, stage: int) -> MBarrier:
+        return self.barriers.setdefault((cta, 0 if table.common else copy, table, stage), MBarrier(table))
 
     def tile(self, cta: int, copy: int, buffer: ir.Buffer, stage: int) -> Tile:
         return self.tiles.setdefault((cta, 0 if plan.is_common(self.kernel, buffer) else copy, buffer.name, stage), Tile())
 
 
 def shared_reads(op: ir.Stmt) -> list[ir.Buffer]:
-    inner = op.body if isinstance(op, ir.Parallel) else (op,)
-    written = shared_writes(op)
-    return [b for s in inner for b in dict.fromkeys(shared_buffers(s)) if b not in written]
+    return [b for b in dict.fromkeys(plan.named(op)) if b.scope == "shared" and b not in shared_writes(op)]
 
 
 def shared_writes(op: ir.Stmt) -> list[ir.Buffer]:
@@ -134,7 +116,11 @@ def shared_writes(op: ir.Stmt) -> list[ir.Buffer]:
 
 def version(event: Event) -> tuple:
     """Of what was written: a load by what it loads, another by its iteration."""
-    return meaning(event) if plan.is_load(event.op) else (meaning(event), tuple(sorted(event.values.items())))
+    return meaning(event) if plan.is_load(event.op) else moment(event)
+
+
+def moment(event: Event) -> tuple:
+    return meaning(event), tuple(sorted(event.values.items()))
 
 
 class Agent:
@@ -157,7 +143,7 @@ class Agent:
             else:
                 inner = (event,)
             for one in inner:
-                yield from getattr(self, HANDLERS.get(type(one.stmt), "generic"))(one)
+                yield getattr(self, f"on_{type(one.stmt).__name__.lower()}", self.on_others)(one)
         if any(take.pending for take in self.stores):
             raise Fault(f"{self.role.name} leaves while a store reads its shared memory")
 
@@ -169,13 +155,13 @@ class Agent:
             return self.stage.get(ring.name, 0)
         return event.values[ring.var.name] % ring.stages
 
-    def slot(self, name: str, event: Event) -> int:
-        barrier = plan.barrier_named(self.kernel, name)
-        return self.place(barrier.ring.buffers[0], event)
+    def slot(self, event: Event) -> tuple[Barrier, int]:
+        """The barrier that the statement names, and its present stage."""
+        barrier = plan.barrier_named(self.kernel, event.stmt.barrier)
+        return barrier, self.place(barrier.ring.buffers[0], event)
 
     def check(self, event: Event, buffer: ir.Buffer, stage: int, parts, by_tma: bool) -> None:
-        key = (meaning(event), tuple(sorted((k, v) for k, v in event.values.items())))
-        expected = self.machine.expected[self.cta][key][buffer.name]
+        expected = self.machine.expected[self.cta][moment(event), buffer.name]
         tile = self.machine.tile(self.cta, self.copy, buffer, stage)
         for part in parts:
             if tile.parts.get(part) != expected:
@@ -186,9 +172,9 @@ class Agent:
     def parts(self, buffer: ir.Buffer) -> range:
         return range(self.kernel.ctas if plan.is_common(self.kernel, buffer) else 2)
 
-    def generic(self, event: Event):
+    def on_others(self, event: Event):
         """By the group's own threads: a tile as matrices, each its own part; a vector by columns."""
-        self.check_accumulator(event)
+        self.check_registers(event)
         for buffer in shared_reads(event.op):
             parts = self.parts(buffer) if len(buffer.shape) == 1 else (self.who,)
             self.check(event, buffer, self.place(buffer, event), parts, by_tma=False)
@@ -196,27 +182,27 @@ class Agent:
             tile = self.machine.tile(self.cta, self.copy, buffer, self.place(buffer, event))
             tile.parts[self.who] = version(event)
             tile.unfenced.add(self.who)
-        yield None
 
-    def check_accumulator(self, event: Event) -> None:
+    def check_registers(self, event: Event) -> None:
+        """A product's accumulators and its operand in registers are its own until it is waited for."""
         products = self.machine.products.get((self.cta, self.copy), [])[: self.products]
-        for store in event.op.body if isinstance(event.op, ir.Parallel) else ():
-            tiles = [store.buffer, *(e.buffer for e in ir.subexprs(store.value) if isinstance(e, ir.Load))]
-            if any(take.pending and ir.buffer_of(tile) == take.accumulator for take in products for tile in tiles):
-                raise Fault(f"{store.location} touches the result of a product that is not finished")
+        flying = {tile for take in products if take.pending or not take.known for tile in take.registers}
+        if flying and flying.intersection(plan.named(event.op)):
+            raise Fault(f"{event.op.location} touches registers of a product that is not finished")
 
-    def issue(self, event: Event):
+    def on_issue(self, event: Event):
         op = event.op
         if isinstance(op, ir.Gemm):
             if self.who == FIRST:
-                self.read_later(event, (op.a, op.b), self.machine.products.setdefault((self.cta, self.copy), []))
+                operands = [tile for tile in (op.a, op.b) if tile.scope == "shared"]
+                self.read_later(event, operands, self.machine.products.setdefault((self.cta, self.copy), []))
             self.products += 1
-            yield from self.meet("product")
-        elif plan.is_store(op):
+            return self.meet(self.copy, "product", 2)
+        if plan.is_store(op):
             self.read_later(event, (op.src,), self.stores)
         else:
             self.load(event)
-        yield None
+        return None
 
     def read_later(self, event: Event, buffers, queue: list) -> None:
         take = Reading(self, event, [(buffer, self.place(buffer, event)) for buffer in buffers])
@@ -228,100 +214,76 @@ class Agent:
         stage = self.place(op.dst, event)
         parts = [self.cta] if op.multicast else list(self.parts(op.dst))
         size = self.kernel.layouts[op.dst].bytes // (self.kernel.ctas if op.multicast else 1)
-        name = plan.barrier_of(self.kernel, plan.ring_of(self.kernel, op.dst), "full").name
+        table = plan.barrier_of(self.kernel, plan.ring_of(self.kernel, op.dst), "full")
 
         def arrive(cta):
             tile = machine.tile(cta, self.copy, op.dst, stage)
             tile.parts |= dict.fromkeys(parts, version(event))
             tile.unfenced -= set(parts)
-            machine.barrier(cta, self.copy, name, stage).bring(size)
+            machine.barrier(cta, self.copy, table, stage).count(0, -size)
 
         for cta in range(self.kernel.ctas) if op.multicast else (self.cta,):
             machine.flying.append(((op.dst,), lambda cta=cta: arrive(cta)))
 
-    def retire(self, event: Event):
+    def on_retire(self, event: Event):
         product = event.stmt.kind == "product"
         queue = self.machine.products[self.cta, self.copy][: self.products] if product else self.stores
         for take in queue[: max(len(queue) - event.stmt.pending, 0)]:
             take()
-        yield None
+            take.known |= take.event.op in event.stmt.of
 
-    def wait(self, event: Event):
-        name = event.stmt.barrier
-        barrier, stage = plan.barrier_named(self.kernel, name), self.slot(name, event)
-        ring = barrier.ring
-        key = ring.name if barrier.common else (ring.name, stage)
+    def on_await(self, event: Event):
+        barrier, stage = self.slot(event)
+        key = barrier.ring.name if barrier.common else (barrier.ring.name, stage)
         parity = self.phase.get(key, 0) ^ (barrier.kind == "empty")
-        state = self.machine.barrier(self.cta, self.copy, name, stage)
-        yield lambda: state.phase != parity
         if not barrier.common:
             self.phase[key] = parity ^ 1
+        state = self.machine.barrier(self.cta, self.copy, barrier, stage)
+        return lambda: state.phase != parity
 
-    def signal(self, event: Event):
-        stmt = event.stmt
-        barrier = plan.barrier_named(self.kernel, stmt.barrier)
-        stage = self.slot(stmt.barrier, event)
-        if barrier.kind == "full":
-            self.machine.barrier(self.cta, self.copy, stmt.barrier, stage).arrive(stmt.barrier, barrier.bytes)
-            yield None
+    def on_signal(self, event: Event):
+        (barrier, stage), which = self.slot(event), event.stmt.which
+        if which == "before" and event.values[barrier.ring.var.name] == 0:
             return
-        if stmt.which == "before" and event.values[barrier.ring.var.name] == 0:
-            return
-        stage = stage if stmt.which == "this" else (stage - 1) % barrier.ring.stages
         peers = plan.peers(self.kernel, barrier.ring)
-        # Threads 0, 1, ... tell one CTA each; without peers the first lane of each of four warps tells its own.
-        mine = [0] if self.who == FIRST else list(range(1, peers))
-        if peers == 1:
-            mine = [self.cta] * (1 if self.who == FIRST else 3)
-        for cta in mine:
-            self.machine.barrier(cta, self.copy, stmt.barrier, stage).arrive(stmt.barrier)
-        yield None
+        if barrier.kind == "full":
+            told = [self.cta]
+        elif peers > 1:  # threads 0, 1, ... tell one CTA each
+            told = [0] if self.who == FIRST else range(1, peers)
+        else:  # the first lane of each of four warps
+            told = [self.cta] * (1 if self.who == FIRST else 3)
+        stage = stage if which == "this" else (stage - 1) % barrier.ring.stages
+        for cta in told:
+            self.machine.barrier(cta, self.copy, barrier, stage).count(1, barrier.bytes)
 
-    def sync(self, event: Event):
-        yield from self.meet("barrier")
+    def on_sync(self, event: Event):
+        return self.meet(self.copy, "barrier", 2)
 
-    def meet(self, what: str):
-        """Both agents of the group."""
-        key = (self.cta, self.copy, what)
-        met = self.machine.met
-        met[key] = met.get(key, 0) + 1
-        target = (met[key] + 1) // 2 * 2
-        yield lambda: met[key] >= target
+    def meet(self, copy: int, what: str, agents: int):
+        """Arrives where so many agents do; what holds when they all have."""
+        key, met = (self.cta, copy, what), self.machine.met
+        arrived = met.setdefault(key, set())
+        if (self.copy, self.who) in arrived:
+            raise Fault(f"{self.role.name} arrives twice for a {what}")
+        arrived.add((self.copy, self.who))
+        if len(arrived) == agents:
+            del met[key]
+        return lambda: met.get(key) is not arrived
 
-    def fence(self, event: Event):
+    def on_fence(self, event: Event):
         for (cta, copy, *_), tile in self.machine.tiles.items():
             if (cta, copy) == (self.cta, self.copy):
                 tile.unfenced.discard(self.who)
-        yield None
 
-    def turn(self, event: Event):
-        key = (self.cta, self.copy if event.stmt.takes else 1 - self.copy)
-        arrived = self.machine.turns.setdefault(key, [])
-        if (self.copy, self.who) in arrived:
-            raise Fault(f"{event.stmt} twice")
-        arrived.append((self.copy, self.who))
-        if len(arrived) == 4:
-            del self.machine.turns[key]
-        yield lambda: not event.stmt.takes or self.machine.turns.get(key) is not arrived
+    def on_turn(self, event: Event):
+        opens = self.meet(self.copy if event.stmt.takes else 1 - self.copy, "turn", 4)
+        return opens if event.stmt.takes else None
 
-    def advance(self, event: Event):
+    def on_advance(self, event: Event):
         ring, steps = event.stmt.ring, event.stmt.steps
-        by = length(steps, self.machine.runs[self.cta]) if steps else 1
+        by = number(steps, event.values, True) if steps else 1
         rounds, self.stage[ring.name] = divmod(self.stage.get(ring.name, 0) + by, ring.stages)
         self.phase[ring.name] = self.phase.get(ring.name, 0) ^ rounds & 1
-        yield None
-
-
-HANDLERS = {
-    Issue: "issue",
-    Retire: "retire",
-    Await: "wait",
-    Signal: "signal",
-    Sync: "sync",
-    Fence: "fence",
-    Advance: "advance",
-    Turn: "turn",
-}
 
 
 class Reading:
@@ -329,13 +291,14 @@ class Reading:
 
     def __init__(self, agent: Agent, event: Event, places: list):
         self.agent, self.event, self.places, self.pending = agent, event, places, True
-        self.accumulator = event.op.c if isinstance(event.op, ir.Gemm) else None
+        self.known = False  # the statements that follow see its registers
+        self.registers = {event.op.a, event.op.c} if isinstance(event.op, ir.Gemm) else set()
 
     def __call__(self) -> None:
         if self.pending:
             self.pending = False
             for buffer, stage in self.places:
-                self.agent.check(self.event, buffer, stage, self.agent.parts(buffer), by_tma=self.accumulator is None)
+                self.agent.check(self.event, buffer, stage, self.agent.parts(buffer), by_tma=not self.registers)
 
 
 def simulate(kernel: ir.Kernel, parameters: dict[str, int], seed: int) -> None:

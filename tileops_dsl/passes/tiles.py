@@ -1,17 +1,18 @@
 """Layouts of kernels with roles: a product fixes its accumulator and its operands, TMA any shared tile; the rest follows.
 
 A fragment lies in one group; its layout is that of the group's rows. So does a shared tile that the consumers write: each group
-has its own. A tile that the producer loads is one for all groups.
+has its own. A tile that the producer loads is one for all groups. A product that takes a from registers reads it as it lies in
+an accumulator (16 bits: `place` of wgmma's A fragment is the same). A vector of rows lies with the rows of an accumulator.
 """
 
 from dataclasses import replace
 
 from tileops_dsl import ir
 from tileops_dsl.errors import TileError
-from tileops_dsl.instruction_layouts import SharedTile, Swizzle, WgmmaAccumulator
+from tileops_dsl.instruction_layouts import AccumulatorRows, SharedTile, Swizzle, WgmmaAccumulator
 from tileops_dsl.layouts import Linear
 from tileops_dsl.passes.portable import accumulators
-from tileops_dsl.plan import consumers, is_load, is_store, layout_rows, sharing
+from tileops_dsl.plan import consumers, is_load, is_store, layout_rows, named, sharing, tile_loop
 from tileops_dsl.targets import Target
 
 
@@ -32,16 +33,17 @@ def infer_tiles(kernel: ir.Kernel, target: Target) -> ir.Kernel:
         elif isinstance(stmt, ir.Gemm):
             table[stmt.c] = of_fragment(stmt.c, stmt.location)
     for stmt in statements:
+        if isinstance(stmt, ir.Parallel):
+            _element_wise(table, stmt, of_fragment, target)
+        elif isinstance(stmt, ir.Reduce):
+            for tile in (stmt.src, stmt.dst):
+                table.setdefault(tile, of_fragment(tile, stmt.location))
+    for stmt in statements:
         if isinstance(stmt, ir.Copy):
             _copied(table, stmt, kernel)
-        elif isinstance(stmt, ir.Parallel):
-            _element_wise(table, stmt, of_fragment)
-    for stmt in statements:
-        if isinstance(stmt, ir.Alloc) and stmt.buffer not in table:
-            problem = f"{stmt.buffer.name} has no layout: no product, copy or loop gives it one"
-            raise TileError(problem, "a tile that T.gemm, T.copy or T.Parallel uses", stmt.location)
+    _check_partial(statements)
     order = [stmt.buffer for stmt in statements if isinstance(stmt, ir.Alloc)]
-    return replace(kernel, layouts={buffer: table[buffer] for buffer in order})
+    return replace(kernel, layouts={buffer: table[buffer] for buffer in order if buffer in table})
 
 
 def _product(table: dict, gemm: ir.Gemm, groups: int) -> None:
@@ -51,7 +53,10 @@ def _product(table: dict, gemm: ir.Gemm, groups: int) -> None:
         raise TileError(problem, "64 rows for each 128 threads, and a multiple of 8 columns up to 256", gemm.location)
     table.setdefault(gemm.c, WgmmaAccumulator(columns, rows // groups))
     for tile in (gemm.a, gemm.b):
-        table.setdefault(tile, shared_tile(tile, tile.shape[0], gemm.location))
+        if tile.scope == "shared":
+            table.setdefault(tile, shared_tile(tile, tile.shape[0], gemm.location))
+        else:
+            table.setdefault(tile, accumulator(tile, rows // groups, groups, gemm.location))
 
 
 def shared_tile(buffer: ir.Buffer, rows: int, location: ir.Location) -> SharedTile:
@@ -66,53 +71,76 @@ def shared_tile(buffer: ir.Buffer, rows: int, location: ir.Location) -> SharedTi
 
 def _copied(table: dict, stmt: ir.Copy, kernel: ir.Kernel) -> None:
     """A tile for TMA; a vector is spread over a group, in shared memory it lies as it is."""
-    tensor = next((end.tensor for end in (stmt.src, stmt.dst) if isinstance(end, ir.Region)), None)
-    vector = tensor and tensor.dtype == "any" and len(stmt.dst.shape) == 1
-    if tensor and not (is_load(stmt) or is_store(stmt) or vector):
+    by_tma, tensor = is_load(stmt) or is_store(stmt), stmt.region and stmt.region.tensor
+    of_rows = isinstance(table.get(stmt.src), AccumulatorRows)
+    vector = tensor and len(stmt.tile.shape) == 1 and (of_rows or tensor.dtype == "any")
+    if tensor and not (by_tma or vector):
         problem = f"{tensor.name} is copied between global memory and a fragment"
         raise TileError(problem, 'a tile in shared memory in between (a vector of dtype "any" needs none)', stmt.location)
-    for tile in (stmt.src, stmt.dst):
-        if not isinstance(tile, ir.Buffer) or tile in table:
-            continue
-        if len(tile.shape) == 1 and not is_load(stmt) and not is_store(stmt):
-            table.setdefault(tile, Linear(tile.shape[0], kernel.threads // len(consumers(kernel).groups)))
+    for tile in (end for end in (stmt.src, stmt.dst) if isinstance(end, ir.Buffer) and end not in table):
+        if len(tile.shape) == 1 and not by_tma:
+            table[tile] = Linear(tile.shape[0], kernel.threads // len(consumers(kernel).groups))
         elif tile.scope == "shared":
-            table.setdefault(tile, shared_tile(tile, layout_rows(kernel, tile), stmt.location))
-    if stmt.multicast and (stmt.dst.shape[0] % (8 * kernel.ctas) or kernel.ctas == 1):
-        problem = f"{stmt.dst.name} has {stmt.dst.shape[0]} rows, of which each of {kernel.ctas} CTAs loads a part"
+            table[tile] = shared_tile(tile, layout_rows(kernel, tile), stmt.location)
+    if stmt.multicast:
+        _check_multicast(stmt, kernel)
+
+
+def _check_multicast(stmt: ir.Copy, kernel: ir.Kernel) -> None:
+    """The CTAs of a cluster have tiles of different rows; each loads 8 rows or more."""
+    tile, row = stmt.dst, tile_loop(kernel).vars[-2]
+    if tile.shape[0] % (8 * kernel.ctas) or kernel.ctas == 1:
+        problem = f"{tile.name} has {tile.shape[0]} rows, of which each of {kernel.ctas} CTAs loads a part"
         raise TileError(problem, "a cluster whose CTAs load 8 rows each, or more; or no multicast", stmt.location)
-    if is_load(stmt):
-        _check_cluster(stmt, kernel)
-
-
-def _check_cluster(stmt: ir.Copy, kernel: ir.Kernel) -> None:
-    """The CTAs of a cluster have tiles of different rows."""
-    (tiles,) = (s for s in kernel.body if isinstance(s, ir.Persistent))
-    row = tiles.vars[-2]
-    by_cta = any(e == row for o in stmt.src.origin for e in ir.subexprs(o))
-    if stmt.multicast and by_cta:
-        problem = f"the CTAs of the cluster differ in {row}, so {stmt.dst.name} is not the same for all"
+    if any(e == row for o in stmt.src.origin for e in ir.subexprs(o)):
+        problem = f"the CTAs of the cluster differ in {row}, so {tile.name} is not the same for all"
         raise TileError(problem, "the copy without multicast", stmt.location)
 
 
-def _element_wise(table: dict, loop: ir.Parallel, of_fragment) -> None:
-    """Fragments of an element-wise loop have the accumulator's layout, each over its own columns."""
+def _element_wise(table: dict, loop: ir.Parallel, of_fragment, target: Target) -> None:
+    """Fragments of an element-wise loop have the accumulator's layout, each over its own columns; vectors that of its rows."""
     for store in loop.body:
-        if any(e in loop.vars for e in ir.as_numbers(store.value)):
+        elements = [store, *ir.loads(store.value)]
+        whole = target.warp_groups and all(isinstance(element.buffer, ir.Buffer) for element in elements)
+        if any(e in loop.vars for e in ir.as_numbers(store.value)) and not whole:
             raise TileError("an index of the loop is used as a number", "only elements of tiles", store.location)
-        accesses = [(store.buffer, store.indices)]
-        accesses += [(e.buffer, e.indices) for e in ir.subexprs(store.value) if isinstance(e, ir.Load)]
-        for tile, indices in accesses:
-            vector = tile.scope == "shared" and indices == loop.vars[1:]
-            if len(loop.vars) != 2 or not (indices == loop.vars or vector) or (store.buffer.scope == "shared"):
+        for element in elements:
+            tile, indices, read = element.buffer, element.indices, element is not store
+            own, fragment = len(loop.vars) == 2 and indices == loop.vars, tile.scope == "fragment"
+            vector = not fragment and len(loop.vars) == 2 and indices == loop.vars[1:]
+            of_row = fragment and target.warp_groups and indices == loop.vars[:1] and (read or len(loop.vars) == 1)
+            if not (own or vector or of_row) or (store.buffer.scope == "shared"):
                 problem = f"{ir.Load(tile.dtype, tile, indices)} is not the loop's own element"
-                raise TileError(problem, "tile[i, j], or row[j] of a vector in shared memory", store.location)
-            if isinstance(tile, ir.Buffer) and tile.scope == "fragment":
+                instead = "tile[i, j], rows[i] of a fragment, or row[j] of a vector in shared memory"
+                raise TileError(problem, instead, store.location)
+            if isinstance(tile, ir.Buffer) and fragment:
                 table.setdefault(tile, of_fragment(tile, store.location))
 
 
-def accumulator(tile: ir.Buffer, rows: int, groups: int, location: ir.Location) -> WgmmaAccumulator:
-    if tile.shape[0] != rows * groups or tile.shape[1] % 16 or tile.shape[1] > 256:
+def accumulator(tile: ir.Buffer, rows: int, groups: int, location: ir.Location) -> WgmmaAccumulator | AccumulatorRows:
+    columns = tile.shape[1] if len(tile.shape) == 2 else 16
+    if tile.shape[0] != rows * groups or columns % 16 or columns > 256:
         problem = f"{tile.name} is {list(tile.shape)} for {groups} groups of {rows} rows"
         raise TileError(problem, "the rows of the accumulator and a multiple of 16 columns", location)
-    return WgmmaAccumulator(tile.shape[1], rows)
+    return WgmmaAccumulator(columns, rows) if len(tile.shape) == 2 else AccumulatorRows(rows)
+
+
+def _check_partial(statements: list[ir.Stmt]) -> None:
+    """A partial sum is zero at first; a factor may change it, and T.reduce_sum(sums, total) alone reads it."""
+    partial = {s.dst for s in statements if isinstance(s, ir.Reduce) and s.partial}
+    for stmt in statements:
+        match stmt:
+            case ir.Alloc() | ir.Fill(value=ir.Const(value=0.0)) | ir.Reduce(partial=True, clear=False):
+                continue
+            case ir.Store(buffer=to, value=ir.Call(op="mul", args=(ir.Load(buffer=by), factor))) if to == by:
+                used = {e.buffer for e in ir.loads(factor)}
+            case ir.Reduce(src=src) if len(src.shape) == 1 and src not in partial:
+                problem = f"{src.name} has no sums of each thread's own columns"
+                raise TileError(problem, f"T.reduce_sum(tile, {src.name}, partial=True) before", stmt.location)
+            case ir.Reduce(src=src, dst=dst) if src in partial:
+                used = {dst}
+            case _:
+                used = set() if hasattr(stmt, "body") else set(named(stmt))
+        if used & partial:
+            problem = f"{next(iter(used & partial)).name} is the sum of each thread's own columns"
+            raise TileError(problem, "sums[i] = sums[i] * factor, and T.reduce_sum(sums, total) before its use", stmt.location)

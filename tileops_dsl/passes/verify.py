@@ -2,10 +2,11 @@
 
 import functools
 import itertools
+from collections import Counter
 
-from tileops_dsl import ir
-from tileops_dsl.errors import TileError
-from tileops_dsl.layouts import PerColumn, PerRow, VectorisedRows, tile_of
+from tileops_dsl import ir, plan
+from tileops_dsl.errors import require
+from tileops_dsl.layouts import Linear, PerColumn, PerRow, VectorisedRows, tile_of
 from tileops_dsl.passes import portable_verify, verify_roles
 from tileops_dsl.targets import Target
 
@@ -17,32 +18,37 @@ def verify(kernel: ir.Kernel, target: Target, properties: tuple[str, ...]) -> No
 
 def well_formed(kernel: ir.Kernel, target: Target) -> None:
     """Names are in scope, buffers are allocated once and before use, indices fit; a tensor is used only where it was passed."""
-    scope = {v.name for v in (*kernel.dims, *kernel.scalars, *kernel.blocks)}
-    scope |= {t.flag for t in kernel.tensors if t.flag}
-    _check_block(kernel.body, scope, set(), list(kernel.tensors))
-    for tensor in (t for t in kernel.tensors if t.optional):
-        guarded = {id(s) for s in ir.walk_where(kernel.body, tensor.given)}
-        for stmt in (s for s in ir.walk(kernel.body) if isinstance(s, ir.Copy) and s.region and s.region.tensor == tensor):
-            there = id(stmt) in guarded
-            _require(there, f"{tensor.name} may be missing here", f"with T.If({tensor.name}.given): around it", stmt)
+    _check_block(kernel.body, {*kernel.tensors, *kernel.parameters, *(block.name for block in kernel.blocks)})
 
 
-def _check_block(body, scope: set[str], live: set[ir.Buffer], tensors: list[ir.Tensor]) -> None:
+def _check_block(body, known: set) -> None:
+    """Known are tensors, buffers, names, and the conditions that hold here."""
     for stmt in body:
-        for expr in ir.exprs_of(stmt):
-            _check_expr(expr, scope, live, stmt)
-        for region in (r for r in vars(stmt).values() if isinstance(r, ir.Region)):
-            _require(region.tensor in tensors, f"{region.tensor.name} is no parameter of the program", "its own T.Tensor", stmt)
-        tiles = (t for t in vars(stmt).values() if isinstance(t, ir.Tile) and not isinstance(stmt, ir.Alloc))
-        for buffer in map(ir.buffer_of, tiles):
-            _require(buffer in live, f"{buffer.name} is not allocated here", "T.alloc_fragment before its first use", stmt)
+        where, exprs = stmt.location, [e for expr in ir.exprs_of(stmt) for e in ir.subexprs(expr)]
         if isinstance(stmt, ir.Alloc):
-            _require(stmt.buffer not in live, f"{stmt.buffer.name} is allocated twice", "one allocation", stmt)
-            live.add(stmt.buffer)
+            require(stmt.buffer not in known, f"{stmt.buffer.name} is allocated twice", "one allocation", where)
+            known.add(stmt.buffer)
+        for part in (*vars(stmt).values(), *(e.buffer for e in exprs if isinstance(e, ir.Load))):
+            if isinstance(part, ir.Region):
+                tensor, there = part.tensor, not part.tensor.optional or part.tensor.given in known
+                require(tensor in known, f"{tensor.name} is no parameter of the program", "its own T.Tensor", where)
+                require(there, f"{tensor.name} may be missing here", f"with T.If({tensor.name}.given): around it", where)
+            elif isinstance(part, ir.Tile):
+                problem = f"{part.name} is not allocated here"
+                require(ir.buffer_of(part) in known, problem, "T.alloc_fragment before its first use", where)
+        for e in exprs:
+            if isinstance(e, ir.Var):
+                require(e.name in known, f"{e.name} is used outside its loop", "the loop's values inside the loop", where)
+            elif isinstance(e, ir.Load):
+                require(isinstance(stmt, ir.Store), f"{e} is read outside T.Parallel", "a dimension or a T.Scalar", where)
+            elif isinstance(e, ir.Call):
+                arity = ir.OPS[e.op][0]
+                require(len(e.args) == arity, f"{e.op} with {len(e.args)} operands", f"{arity} operands", where)
         if isinstance(stmt, ir.Parallel):
             _check_extents(stmt)
-        own = {v.name for v in getattr(stmt, "vars", ())} | ({stmt.var.name} if hasattr(stmt, "var") else set())
-        _check_block(getattr(stmt, "body", ()), scope | own, set(live) if own else live, tensors)
+        own = {v.name for v in (*getattr(stmt, "vars", ()), getattr(stmt, "var", None)) if v}
+        own |= {stmt.condition} if isinstance(stmt, ir.If) else set()
+        _check_block(getattr(stmt, "body", ()), known | own)
 
 
 def _check_extents(loop: ir.Parallel) -> None:
@@ -52,47 +58,58 @@ def _check_extents(loop: ir.Parallel) -> None:
             for index, size in zip(element.indices, element.buffer.shape, strict=True):
                 problem = f"the loop runs over {extent.get(index)} and {element.buffer.name} has {size}"
                 instead = f"T.Parallel over the shape {list(element.buffer.shape)}"
-                _require(extent.get(index, size) == size, problem, instead, store)
-
-
-def _check_expr(expr: ir.Expr, scope: set[str], live: set[ir.Buffer], stmt: ir.Stmt) -> None:
-    for e in ir.subexprs(expr):
-        if isinstance(e, ir.Var):
-            _require(e.name in scope, f"{e.name} is used outside its loop", "the loop's values inside the loop", stmt)
-        elif isinstance(e, ir.Load):
-            problem = f"{e.buffer.name} is not allocated here"
-            _require(ir.buffer_of(e.buffer) in live, problem, "T.alloc_fragment before its first use", stmt)
-            _require(isinstance(stmt, ir.Store), f"{e} is read outside T.Parallel", "a dimension or a T.Scalar", stmt)
-        elif isinstance(e, ir.Call):
-            arity = ir.OPS[e.op][0]
-            _require(len(e.args) == arity, f"{e.op} with {len(e.args)} operands", f"{arity} operands", stmt)
+                require(extent.get(index, size) == size, problem, instead, store.location)
 
 
 def layouts(kernel: ir.Kernel, target: Target) -> None:
-    """Each layout places each element, fills the registers of each of its threads exactly, and fits the register file.
+    """Each tile has a layout of its shape; a fragment's fills the registers of the threads that have fragments."""
+    threads = kernel.threads // (len(plan.consumers(kernel).groups) if kernel.roles else 1)
+    for stmt in (s for s in ir.walk(kernel.body) if isinstance(s, ir.Alloc)):
+        buffer, shape, where = stmt.buffer, stmt.buffer.shape, stmt.location
+        layout, name = kernel.layouts.get(buffer), buffer.name
+        if kernel.roles and not isinstance(layout, Linear):
+            shape = (plan.layout_rows(kernel, buffer), *shape[1:])
+        instead = "a tile that T.gemm, T.copy or T.Parallel uses" if kernel.roles else f"T.annotate_layout({{{name}: ...}})"
+        require(layout is not None, f"{name} has no layout: nothing ties it to a tile that has one", instead, where)
+        problem = f"{name} is {list(shape)} and its layout {list(layout.shape)}: {layout}"
+        of_scope = hasattr(layout, "registers" if buffer.scope == "fragment" else "bytes")
+        require(of_scope and layout.shape == shape, problem, "one shape", where)
+        if buffer.scope == "fragment":
+            problem = f"the layout of {name} has {layout.threads} threads of {threads}"
+            require(layout.threads == threads, problem, "T.Kernel's threads", where)
+            problem = _placement_problem(layout)
+            require(not problem, f"the layout of {name} {problem}", "a layout that covers tile and registers", where)
+    (verify_roles.views if kernel.roles else _check_rows)(kernel, target)
 
-    All layouts of a kernel distribute the same tile, and its copies access what the tensors promise.
-    """
-    if kernel.roles:
-        verify_roles.layouts(kernel, target)
-        return
-    first = None
+
+@functools.cache
+def _placement_problem(layout) -> str | None:
+    """By enumeration: compares with what the layout claims. Of a ragged one the last register of a thread may be empty."""
+    places = [layout.place(index) for index in itertools.product(*map(range, layout.shape))]
+    held = Counter((thread, register) for threads, register in places for thread in threads)
+    (thread, register), most = held.most_common(1)[0]
+    if most > 1:
+        return f"puts two elements into register {register} of thread {thread}"
+    full = set(itertools.product(range(layout.threads), range(layout.registers)))
+    empty = {(t, r) for t, r in full - held.keys() if not (layout.ragged and r == layout.registers - 1)}
+    return "leaves registers or threads out" if empty or held.keys() - full else None
+
+
+def _check_rows(kernel: ir.Kernel, target: Target) -> None:
+    """All layouts distribute the same tile and fit the register file; copies access what the tensors promise."""
+    tiles = [tile_of(layout) for layout in kernel.layouts.values()]
     for stmt in ir.walk(kernel.body):
         if isinstance(stmt, ir.Alloc):
-            layout = kernel.layouts.get(stmt.buffer)
-            _require(layout is not None, f"{stmt.buffer.name} has no layout", "T.annotate_layout", stmt)
-            _check_layout(stmt, layout, kernel.threads)
-            tile = tile_of(layout)
-            first = first or tile
-            _require(tile == first, f"a second distribution of rows: {tile} and {first}", "one layout", stmt)
+            tile = tile_of(kernel.layouts[stmt.buffer])
+            require(tile == tiles[0], f"a second distribution of rows: {tile} and {tiles[0]}", "one layout", stmt.location)
         elif isinstance(stmt, ir.Copy):
             _check_copy(stmt, kernel)
         elif isinstance(stmt, ir.Parallel):
             _check_columns(stmt, kernel)
     limit = min(target.registers_per_thread, target.registers_per_cta // kernel.threads)
     largest = max((la.registers * ir.DTYPES[b.dtype] / 4 for b, la in kernel.layouts.items()), default=0)
-    if largest > limit:
-        raise TileError(f"a fragment needs {largest:.0f} registers of {limit}", "fewer passes or chunks, or more threads")
+    problem = f"a fragment needs {largest:.0f} registers of {limit}"
+    require(largest <= limit, problem, "fewer passes or chunks, or more threads")
 
 
 def _check_copy(stmt: ir.Copy, kernel: ir.Kernel) -> None:
@@ -100,7 +117,7 @@ def _check_copy(stmt: ir.Copy, kernel: ir.Kernel) -> None:
     tile = tile_of(layout)
     vector = {PerRow: 1, PerColumn: tile.column_vector, VectorisedRows: tile.vector}[type(layout)]
     found = f"{stmt.tile.name} is accessed {vector} elements at a time, {tensor.name} promises {tensor.vector}"
-    _require(tensor.vector % vector == 0, found, f"T.Tensor(..., vector={vector}), or a layout of that vector", stmt)
+    require(tensor.vector % vector == 0, found, f"T.Tensor(..., vector={vector}), or a layout of that vector", stmt.location)
 
 
 def _check_columns(loop: ir.Parallel, kernel: ir.Kernel) -> None:
@@ -109,71 +126,45 @@ def _check_columns(loop: ir.Parallel, kernel: ir.Kernel) -> None:
         layout = kernel.layouts[store.buffer]
         column = None if isinstance(layout, PerRow) else loop.vars[-1]
         used = tile_of(layout).shifted and any(e == column for e in ir.as_numbers(store.value))
-        _require(not used, f"{column} is used as a number, but the tile is shifted", "a layout that is not shifted", store)
-
-
-def _check_layout(stmt: ir.Alloc, layout, threads: int) -> None:
-    """By enumeration of the tile's shape: compare with what the layout claims."""
-    shape = stmt.buffer.shape
-    tile = tile_of(layout)
-    expected = {VectorisedRows: (tile.rows, tile.cols), PerRow: (tile.rows,), PerColumn: (tile.cols,)}[type(layout)]
-    _require(shape == expected, f"{stmt.buffer.name} is {list(shape)} and its layout {list(expected)}", "one shape", stmt)
-    _require(tile.threads == threads, f"layout of {tile.threads} threads in a kernel of {threads}", "T.Kernel's threads", stmt)
-    problem = _placement_problem(layout, shape)
-    _require(problem is None, f"the layout of {stmt.buffer.name} {problem}", "a layout that covers tile and registers", stmt)
-
-
-@functools.cache
-def _placement_problem(layout, shape: tuple[int, ...]) -> str | None:
-    seen: dict[int, set[int]] = {}
-    for index in itertools.product(*map(range, shape)):
-        holders, register = layout.place(index)
-        for thread in holders:
-            registers = seen.setdefault(thread, set())
-            if register in registers:
-                return f"puts two elements into register {register} of thread {thread}"
-            registers.add(register)
-    tile = tile_of(layout)
-    edge = {layout.registers - 1} if tile.shifted and not isinstance(layout, PerRow) else set()
-    full, threads = set(range(layout.registers)) - edge, set(range(tile.threads))
-    return None if set(seen) == threads and all(r == full for r in seen.values()) else "leaves registers or threads out"
+        problem = f"{column} is used as a number, but the tile is shifted"
+        require(not used, problem, "a layout that is not shifted", store.location)
 
 
 def shared_memory(kernel: ir.Kernel, target: Target) -> None:
-    """Each exchange buffer has its size, none overlaps another, all fit."""
-    if kernel.roles:
-        verify_roles.shared_memory(kernel, target)
-        return
-    ranges = []
-    for stmt in ir.walk(kernel.body):
-        if isinstance(stmt, ir.Reduce):
-            layout = kernel.layouts[stmt.src]
-            groups = layout.threads_per_row if layout.lanes_on_rows else -(-layout.threads_per_row // 32)
-            if groups > 1:
-                _require(stmt in kernel.shared, f"the reduction of {stmt.src.name} has no buffer", "plan_shared_memory", stmt)
-                ranges.append((kernel.shared[stmt], kernel.shared[stmt] + layout.rows * groups * 4))
-    ranges.sort()
-    overlap = any(a[1] > b[0] for a, b in itertools.pairwise(ranges))
-    if overlap or (ranges and ranges[-1][1] > kernel.shared_bytes) or kernel.shared_bytes > target.shared_bytes:
-        raise TileError(f"the shared-memory plan {ranges} does not fit {kernel.shared_bytes} bytes", "a smaller tile")
+    """Tiles, barriers and the exchanges of reductions lie apart, and all fit."""
+    ranges = sorted(verify_roles.ranges(kernel) if kernel.roles else _exchanges(kernel))
+    apart = all(a[1] <= b[0] for a, b in itertools.pairwise(ranges))
+    fits = max((end for _, end in ranges), default=0) <= kernel.shared_bytes <= target.shared_bytes
+    problem = f"shared memory of {kernel.shared_bytes} bytes of {target.shared_bytes}, planned as {ranges}"
+    require(apart and fits, problem, "fewer stages or a smaller tile", kernel.location)
 
 
-def _require(holds: bool, problem: str, instead: str, stmt: ir.Stmt) -> None:
-    if not holds:
-        raise TileError(problem, instead, stmt.location)
+def _exchanges(kernel: ir.Kernel):
+    """Each reduction's, with its size."""
+    for stmt in (s for s in ir.walk(kernel.body) if isinstance(s, ir.Reduce)):
+        layout = kernel.layouts[stmt.src]
+        groups = layout.threads_per_row if layout.lanes_on_rows else -(-layout.threads_per_row // 32)
+        if groups > 1:
+            problem = f"the reduction of {stmt.src.name} has no buffer"
+            require(stmt in kernel.shared, problem, "plan_shared_memory", stmt.location)
+            yield kernel.shared[stmt], kernel.shared[stmt] + layout.rows * groups * 4
 
 
-def of_target(with_groups, without=lambda kernel, target: kernel):
-    """A pass or a check for targets with warp groups, and one for those without."""
-    return lambda kernel, target: (with_groups if target.warp_groups else without)(kernel, target)
+def unchanged(kernel: ir.Kernel, target: Target) -> ir.Kernel:
+    return kernel
+
+
+def of_kind(groups=unchanged, threads=unchanged, rows=unchanged):
+    """A pass or a check by the kind of a kernel: with roles, of warp groups or of all threads alike; without, of rows."""
+    return lambda kernel, target: (rows if not kernel.roles else groups if target.warp_groups else threads)(kernel, target)
 
 
 CHECKS = {
     "well_formed": well_formed,
-    "roles": verify_roles.roles,
-    "schedule": of_target(verify_roles.schedule, portable_verify.schedule),
+    "roles": of_kind(verify_roles.roles, verify_roles.roles),
+    "schedule": of_kind(verify_roles.schedule, portable_verify.schedule),
     "layouts": layouts,
     "shared_memory": shared_memory,
-    "barriers": of_target(verify_roles.barriers, portable_verify.order),
-    "budgets": of_target(verify_roles.budgets),
+    "barriers": of_kind(verify_roles.barriers),
+    "budgets": of_kind(verify_roles.budgets),
 }

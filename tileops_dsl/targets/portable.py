@@ -9,11 +9,4 @@ GEMM = {
 }
 
 # Everything from Ampere on, within the shared memory of the smallest (compute capability 8.6, 8.9, 12.0: 99 KiB).
-# sm_80 code serves all 8.x, sm_100f 10.0 and 10.3.
-PORTABLE = Target(
-    "portable",
-    architectures=("sm_80", "sm_90", "sm_100f", "sm_120"),
-    ptx="compute_120",
-    shared_bytes=99 * 1024,
-    candidates={"gemm": GEMM},
-)
+PORTABLE = Target("portable", shared_bytes=99 * 1024, candidates={"gemm": GEMM})

@@ -1,4 +1,4 @@
-from tileops_dsl.targets.base import Gpu, Target
+from tileops_dsl.targets.base import Target
 
 # wgmma has 64 rows for each warp group; the registers of four groups hold no more than 128 columns.
 GEMM = {
@@ -11,24 +11,4 @@ GEMM = {
 }
 
 # Hopper: H100, H200. Shared memory: CUDA C++ programming guide, compute capability 9.0.
-SM_90A = Target(
-    "sm_90a",
-    architectures=("sm_90a",),
-    ptx=None,
-    shared_bytes=227 * 1024,
-    multiprocessors=132,
-    warp_groups=True,
-    candidates={"gemm": GEMM},
-)
-
-# The clock is that of large products at the power limit; mma.sync has 62% of wgmma's rate.
-H200 = Gpu(
-    "NVIDIA H200",
-    capability=(9, 0),
-    targets=("sm_90a", "portable"),
-    multiprocessors=132,
-    clock_ghz=1.6,
-    bytes_per_us=4.1e6,
-    l2_bytes_per_clock=46.0,
-    flops_per_clock={"sm_90a": 4096, "portable": 2540},
-)
+SM_90A = Target("sm_90a", shared_bytes=227 * 1024, multiprocessors=132, warp_groups=True, candidates={"gemm": GEMM})

@@ -1,4 +1,4 @@
-// The wgmma instructions, one struct for each N. Written by `python -m tileops_dsl.targets.wgmma_shapes`; do not edit.
+// The wgmma instructions, one struct for each N. Written by wgmma_shapes.py; do not edit.
 // d: N/2 accumulators from d[0] on. T: the dtypes of a and b as PTX spells them. accumulate 0 starts from zero.
 #pragma once
 

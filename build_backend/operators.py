@@ -1,18 +1,18 @@
 """The operators, as the files of tileops/ops declare them. They are read, not imported: a build needs no torch.
 
-python -m tileops_dsl.operators    writes tileops/ops/__init__.py, which names them all
+python -m build_backend.operators    writes tileops/ops/__init__.py, which names them all
 """
 
 import ast
 from pathlib import Path
 
-from tileops_dsl.errors import TileError
+from .errors import BuildError
 
 OPS = Path(__file__).parent.parent / "tileops" / "ops"
 
 
 def schemas() -> dict[str, str]:
-    """Operator -> "(arguments) -> results", from the `register("op(arguments) -> results", ...)` of tileops/ops/<op>.py."""
+    """Operator -> "op(arguments) -> results", from the `register("op(arguments) -> results", ...)` of tileops/ops/<op>.py."""
     declared = {}
     for path in sorted(path for path in OPS.glob("*.py") if not path.name.startswith("_")):
         op, found = path.stem, []
@@ -22,8 +22,8 @@ def schemas() -> dict[str, str]:
                     found.append(text)
         if len(found) != 1 or not found[0].startswith(f"{op}("):
             problem = f"tileops/ops/{path.name} declares {', '.join(found) or 'no operator'}"
-            raise TileError(problem, f'_op = register("{op}(Tensor x, ...) -> Tensor", ...), once')
-        declared[op] = found[0].removeprefix(op)
+            raise BuildError(f'{problem}; expected _op = register("{op}(Tensor x, ...) -> Tensor", ...), once')
+        declared[op] = found[0]
     return declared
 
 
@@ -31,7 +31,7 @@ def module() -> str:
     """The text of tileops/ops/__init__.py."""
     names = list(schemas())
     lines = ['"""One module per operator, top to bottom: check, eager formula, gradient, public function.']
-    lines += ["", "Written by python -m tileops_dsl.operators.", '"""']
+    lines += ["", "Written by python -m build_backend.operators.", '"""']
     lines += [f"from .{op} import {op}" for op in names]
     return "\n".join([*lines, "", "__all__ = [", *(f'    "{op}",' for op in names), "]", ""])
 

@@ -1,10 +1,12 @@
-"""Writes csrc/include/tileops/wgmma_shapes.h: python -m tileops_dsl.targets.wgmma_shapes > csrc/include/tileops/wgmma_shapes.h
+"""python csrc/include/tileops/wgmma_shapes.py    writes wgmma_shapes.h beside it
 
 One instruction for each N, in four forms; only the number of accumulator registers differs, which inline assembly must list.
 """
 
+from pathlib import Path
+
 HEAD = """\
-// The wgmma instructions, one struct for each N. Written by `python -m tileops_dsl.targets.wgmma_shapes`; do not edit.
+// The wgmma instructions, one struct for each N. Written by wgmma_shapes.py; do not edit.
 // d: N/2 accumulators from d[0] on. T: the dtypes of a and b as PTX spells them. accumulate 0 starts from zero.
 #pragma once
 
@@ -60,4 +62,4 @@ def header() -> str:
 
 
 if __name__ == "__main__":
-    print(header(), end="")
+    Path(__file__).with_suffix(".h").write_text(header())

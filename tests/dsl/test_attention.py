@@ -1,0 +1,240 @@
+"""The passes of flash_attention: what each role does and when, and that the checks notice what is missing."""
+
+import functools
+from dataclasses import replace
+
+import pytest
+from rejected import neighbour
+
+from tileops_dsl import configs, ir, plan
+from tileops_dsl.errors import TileError
+from tileops_dsl.instruction_layouts import AccumulatorRows, WgmmaAccumulator
+from tileops_dsl.kernels.flash_attention import flash_attention
+from tileops_dsl.passes import run_passes
+from tileops_dsl.passes.meaning import Run, events, numbers
+from tileops_dsl.schedule import At, Await, Issue, Retire, Signal
+from tileops_dsl.targets import TARGETS
+
+roles = neighbour("test_roles")
+TARGET = TARGETS["sm_90a"]
+DTYPES = "bfloat16", "bfloat16"
+
+
+@functools.cache
+def kernel(causal: bool = False, tile: tuple[int, int, int] = (128, 128, 128)) -> ir.Kernel:
+    config = configs.AttentionConfig("flash_attention", "sm_90a", *DTYPES, tile, 2, causal)
+    return run_passes(flash_attention(config), TARGET)
+
+
+def buffer(name: str) -> ir.Buffer:
+    return next(b for b in kernel().layouts if b.name == name)
+
+
+def done(role: int, causal: bool, steps: int) -> list[str]:
+    """What the role does for one tile, with the iteration: gemm s 0, copy k 0, ..."""
+    run = Run(numbers(kernel(causal), {}, steps), tiles=1)
+    return [f"{_word(e)} {e.values.get('i', '')}".strip() for e in events(kernel(causal).roles[role].body, run) if _word(e)]
+
+
+def _word(event) -> str:
+    stmt = event.stmt
+    match stmt:
+        case Await():
+            return f"await {stmt.barrier}"
+        case Signal():
+            return f"signal {stmt.barrier}"
+        case Issue(op=ir.Gemm() as gemm):
+            return f"product {gemm.c.name}"
+        case Issue(op=ir.Copy() as copy):
+            return f"load {copy.src.tensor.name}" if plan.is_load(copy) else f"store {copy.dst.tensor.name}"
+        case Retire(kind="product"):
+            return f"wait {stmt.pending}"
+        case ir.Reduce(op="max"):
+            return "softmax"
+        case ir.Parallel(body=(ir.Store(buffer=to), *_)) if to.name in ("p_half", "o"):
+            return f"write {to.name}"
+    return ""
+
+
+def test_order_of_the_producer():
+    """Q behind the first K, whose stage the tile before hands back earlier."""
+    loads = [word for word in done(0, False, 3) if word.startswith("load")]
+    assert loads == ["load k 0", "load q 0", "load v 0", "load k 1", "load v 1", "load k 2", "load v 2"]
+    assert done(0, False, 1)[:6] == [
+        "await k_empty 0", "signal k_full 0", "load k 0", "await q_empty 0", "signal q_full 0", "load q 0",
+    ]  # fmt: skip
+
+
+def test_order_of_the_consumers():
+    """The product of an iteration's P and V runs beside the softmax of the next one's scores."""
+    assert done(1, False, 2) == [
+        "await q_full", "await k_full 0", "product s 0", "wait 0 0", "signal k_empty 0", "softmax 0", "write p_half 0",
+        "await k_full 1", "product s 1", "await v_full 0", "product o 0", "wait 1 1", "signal k_empty 1", "softmax 1",
+        "wait 0 1", "signal v_empty 1", "write o 1", "write p_half 1",
+        "signal q_empty", "await v_full 1", "product o 1", "wait 0", "signal v_empty", "store out", "store out",
+    ]  # fmt: skip
+
+
+def test_one_block_of_keys():
+    assert [word for word in done(1, True, 0) if word[:7] in ("product", "softmax")] == [
+        "product s 0",
+        "softmax 0",
+        "product o 0",
+    ]
+
+
+@pytest.mark.parametrize("causal, expected", [(False, [("1", False)]), (True, [("1", True), ("max", False)])])
+def test_loops(causal, expected):
+    """Without a mask only the first block can be masked: one loop. Causal: one for blocks with a mask, one for the others."""
+    loops = [s for s in ir.walk(kernel(causal).roles[1].body) if isinstance(s, ir.Pipelined)]
+    assert [(getattr(loop.start, "op", str(loop.start)), _masks(loop)) for loop in loops] == expected
+    assert not any(isinstance(s, ir.If) for loop in loops for s in ir.walk(loop.body))
+
+
+def _masks(loop: ir.Pipelined) -> bool:
+    return any("-inf" in str(s) for s in ir.walk(loop.body) if isinstance(s, ir.Store) and s.buffer.name == "s")
+
+
+def test_waits_stand_behind_what_overlaps():
+    """The row sums of a block, and in the end the factor of each row, come before the wait for P V."""
+    waits = [s for s in ir.walk(kernel().roles[1].body) if isinstance(s, Retire) and s.kind == "product"]
+    found = [(s.pending, [b.name for b in s.after], [g.c.name for g in s.of]) for s in waits]
+    assert found == [(0, [], ["s"]), (1, [], ["s"]), (0, ["sums"], ["o"]), (0, ["factor"], ["o"])]
+
+
+def test_plan():
+    """Of the largest tile: 3 KB of shared memory and 4 registers are left."""
+    full = kernel(tile=(128, 160, 128))
+    assert {b.name: offset for b, offset in full.shared.items()} == {
+        "q_tile": 0,
+        "k_tile": 32768,
+        "v_tile": 114688,
+        "o_tile": 196608,
+    }
+    assert full.shared_bytes == 229456 and plan.live_words(full) == 192
+    assert [role.registers for role in full.roles] == [24, 240]
+    layouts = {b.name: layout for b, layout in full.layouts.items()}
+    assert layouts["p_half"] == layouts["s"] == WgmmaAccumulator(160, 64) and layouts["sums"] == AccumulatorRows(64)
+    assert [(b.name, b.count, b.arrivals, b.bytes) for b in full.barriers] == [
+        ("k_full", 2, 1, 40960), ("k_empty", 2, 8, 0), ("v_full", 2, 1, 40960), ("v_empty", 2, 8, 0),
+        ("q_full", 1, 1, 32768), ("q_empty", 1, 8, 0),
+    ]  # fmt: skip
+
+
+def test_a_tile_with_too_many_registers():
+    with pytest.raises(TileError, match="fragments and addresses need 252 registers a thread, and 240 are left"):
+        kernel(tile=(128, 224, 64))
+
+
+@pytest.mark.parametrize("role", [0, 1])
+def test_nothing_that_orders_is_too_much(role):
+    """Without any one of them, some order fails."""
+    for causal in (False, True):
+        found = kernel(causal)
+        unnoticed = [
+            f"{stmt.location} {stmt}"
+            for stmt in ir.walk(found.roles[role].body)
+            if isinstance(stmt, roles.ORDERING) and not is_noticed(roles.without(found, stmt))
+        ]
+        assert unnoticed == []
+
+
+def is_noticed(changed: ir.Kernel) -> bool:
+    for seed in range(24):
+        try:
+            roles.simulate(changed, {}, seed)
+        except roles.Fault:
+            return True
+    return False
+
+
+def test_wrong_counts_are_noticed():
+    for name, change in (("q_full", {"bytes": 16384}), ("k_empty", {"arrivals": 4}), ("v_full", {"arrivals": 2})):
+        barriers = tuple(replace(b, **change) if b.name == name else b for b in kernel().barriers)
+        assert is_noticed(replace(kernel(), barriers=barriers))
+
+
+# ---- corrupted kernels
+
+
+def changed(change) -> ir.Kernel:
+    return roles.edited(kernel(True), change)
+
+
+def one_iteration_late(stmt: ir.Stmt) -> ir.Stmt:
+    """The loops begin at 2."""
+    return replace(stmt, start=ir.Const("int32", 2)) if isinstance(stmt, ir.Pipelined) and str(stmt.start) == "1" else stmt
+
+
+def of_the_same_iteration(stmt: ir.Stmt) -> ir.Stmt:
+    """P V of an iteration, which is issued with the next one's S, said to be that one's."""
+    return replace(stmt, value=stmt.var) if isinstance(stmt, At) and str(stmt.value) == "sub(i, 1)" else stmt
+
+
+def without_the_last_product(stmt: ir.Stmt) -> ir.Stmt | None:
+    return None if isinstance(stmt, At) and str(stmt.value).startswith("sub(max") else stmt
+
+
+def without_a_fill(stmt: ir.Stmt) -> ir.Stmt | None:
+    return None if isinstance(stmt, ir.Fill) and stmt.buffer.name == "sums" else stmt
+
+
+def with_a_mask_less(stmt: ir.Stmt) -> ir.Stmt:
+    """The loop without masks begins one block too early."""
+    early = isinstance(stmt, ir.Pipelined) and isinstance(stmt.start, ir.Call)
+    return replace(stmt, start=ir.Call("int32", "sub", (stmt.start, ir.Const("int32", 1)))) if early else stmt
+
+
+@pytest.mark.parametrize("change", [
+    one_iteration_late, of_the_same_iteration, without_the_last_product, without_a_fill, with_a_mask_less,
+])  # fmt: skip
+def test_a_wrong_schedule_is_noticed(change):
+    with pytest.raises(TileError, match="the roles do not do what the program does"):
+        roles.verify.verify(changed(change), TARGET, ("schedule",))
+
+
+def test_registers_that_a_wait_does_not_name():
+    """The text makes the compiler read what a wait finishes again only if the wait says so."""
+    wrong = changed(lambda s: replace(s, of=()) if isinstance(s, Retire) and s.pending == 1 else s)
+    with pytest.raises(TileError, match=r"flash_attention\.py:58 touches registers of a product that is not finished"):
+        roles.verify.verify(wrong, TARGET, ("barriers",))
+
+
+# ---- other forms
+
+
+def body_with(kernel: ir.Kernel, change) -> ir.Kernel:
+    def body(stmts):
+        return tuple(replace(new, body=body(new.body)) if hasattr(new, "body") else new for new in map(change, stmts))
+
+    return replace(kernel, body=body(kernel.body))
+
+
+def test_not_on_portable():
+    with pytest.raises(TileError, match=r"T\.fill has no meaning in T\.Persistent yet"):
+        run_passes(
+            flash_attention(configs.AttentionConfig("flash_attention", "portable", *DTYPES, (128, 64, 64), 3)),
+            TARGETS["portable"],
+        )
+
+
+def test_without_overlap():
+    """P V in its own iteration: nothing is peeled, and it is waited for at the end of the iteration."""
+    config = configs.AttentionConfig("flash_attention", "sm_90a", *DTYPES, (128, 128, 128), 2, True)
+    at_once = body_with(flash_attention(config), lambda s: replace(s, stage=0) if isinstance(s, ir.Gemm) else s)
+    found = run_passes(at_once, TARGET)
+    consumer = list(ir.walk(found.roles[1].body))
+    assert not any(isinstance(s, At) for s in consumer)
+    assert [s.pending for s in consumer if isinstance(s, Retire) and s.kind == "product"] == [0, 0, 0, 0]
+    unnoticed = [s for s in consumer if isinstance(s, roles.ORDERING) and not is_noticed(roles.without(found, s))]
+    assert unnoticed == []
+
+
+@pytest.mark.parametrize("tile, stages", [((64, 64, 64), 3), ((192, 80, 64), 2), ((128, 32, 256), 2), ((64, 128, 128), 2)])
+def test_tiles(tile, stages):
+    """One to three groups; all checks hold."""
+    found = run_passes(
+        flash_attention(configs.AttentionConfig("flash_attention", "sm_90a", *2 * ("float16",), tile, stages)), TARGET
+    )
+    assert len(plan.consumers(found).groups) == tile[0] // 64
+    assert [ring.stages for ring in found.rings] == [stages, stages, 2, 1]

@@ -1,0 +1,172 @@
+"""FlashAttention as the compiler writes it: its text, what nvcc makes of it, and what it computes, against float64."""
+
+import re
+from pathlib import Path
+
+import flash_attention
+import golden_launch
+import launch
+import pytest
+import torch
+from test_golden_kernels import ATTENTIONS, assert_close, attention, normal
+
+from build_backend import checks, toolkit
+from tileops_dsl import configs
+from tileops_dsl.emulate import EmulatorError
+from tileops_dsl.kernels import MODULES
+
+PROGRAM = Path(MODULES["flash_attention"].__file__)
+TILES = {  # beside those of the texts by hand
+    "three groups": {"tile": (192, 48, 128)},
+    "one group": {"tile": (64, 96, 128), "stages": 3, "x": "float16"},
+    "heads of 64": {"tile": (128, 128, 64)},
+}
+
+
+@pytest.fixture
+def gpu(monkeypatch):
+    return golden_launch.Emulated(monkeypatch, multiprocessors=4)
+
+
+@pytest.fixture
+def generated(gpu, tmp_path):
+    """The kernel of the text by hand's tile, or of another one."""
+    return lambda causal, **changes: flash_attention.Generated(flash_attention.config(causal, **changes), tmp_path)
+
+
+def inputs(b, sq, sk, h, hk, d=128, dtype=torch.bfloat16):
+    rng = torch.Generator().manual_seed(b + sq + sk + h)
+    return [normal(rng, b, s, n, d, dtype=dtype) for s, n in ((sq, h), (sk, hk), (sk, hk))]
+
+
+def check(gpu, kernel, q, k, v, seeds=2):
+    exact, exact_lse = attention(q, k, v, kernel.row.causal)
+    for gpu.seed in range(seeds):
+        out, lse = kernel(q, k, v)
+        assert_close(out, exact, ulps=2)
+        assert torch.allclose(lse.double(), exact_lse, atol=1e-3, rtol=0)
+
+
+LENGTHS = [(1, 63), (1, 300), (63, 1), (63, 128), (128, 129), (129, 63), (129, 300), (300, 1), (300, 129), (300, 300)]
+
+
+@pytest.mark.parametrize("b, sq, sk, h, hk", [*ATTENTIONS, *((1, sq, sk, 4, 2) for sq, sk in LENGTHS)])
+@pytest.mark.parametrize("causal", [False, True])
+def test_shapes(gpu, generated, causal, b, sq, sk, h, hk):
+    """Ragged lengths, rows that see no key, grouped heads, more tiles than CTAs, more blocks than stages."""
+    check(gpu, generated(causal), *inputs(b, sq, sk, h, hk))
+
+
+@pytest.mark.parametrize("tile", TILES)
+@pytest.mark.parametrize("causal", [False, True])
+def test_other_tiles(gpu, generated, causal, tile):
+    kernel = generated(causal, **TILES[tile])
+    check(gpu, kernel, *inputs(2, 200, 333, 2, 1, kernel.row.tile[2], getattr(torch, kernel.row.x)))
+
+
+@pytest.mark.parametrize("row", configs.load("flash_attention"), ids=lambda row: row.name)
+def test_kernels_of_the_library(gpu, row, tmp_path):
+    kernel = flash_attention.Generated(row, tmp_path)
+    check(gpu, kernel, *inputs(1, 150, 400, 4, 2, row.tile[2], getattr(torch, row.x)))
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_128_rows_of_a_group(gpu, generated, causal, monkeypatch):
+    monkeypatch.setattr(configs.AttentionConfig, "threads", property(lambda self: 128))
+    check(gpu, generated(causal, tile=(128, 32, 64)), *inputs(2, 200, 133, 2, 1, 64))
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_orders(gpu, generated, seed):
+    gpu.seed, kernel = seed, generated(True)
+    q, k, v = inputs(1, 300, 500, 2, 2)
+    assert_close(kernel(q, k, v)[0], attention(q, k, v, True)[0], ulps=2)
+
+
+def test_heads_first(gpu, generated):
+    """Strides are arguments: the storage may be [B, H, S, D]."""
+    q, k, v = (t.transpose(1, 2).contiguous().transpose(1, 2) for t in inputs(2, 130, 170, 2, 1))
+    check(gpu, generated(False), q, k, v)
+
+
+WORDS = (
+    *("wait", "arrive", "arrive_expect_bytes", "fence_barrier_init", "sync_threads", "named_barrier_sync"),
+    *("wgmma_fence", "wgmma_commit", "wgmma_wait<0>", "wgmma_wait<1>"),
+    *("fence_async_shared", "store_commit", "store_wait_read<1>", "store_wait<0>"),
+)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_a_missing_word_is_noticed(gpu, generated, causal):
+    """Each wait, arrival, fence, barrier and commit of the text: a fault is reported, or the result is wrong.
+
+    But for the fence of a product that is issued behind another: its registers were written before the fence of that one.
+    """
+    kernel, missed = generated(causal), []
+    q, k, v = inputs(1, 384, 700, 5, 1)
+    exact = attention(q, k, v, causal)[0]
+    sites = re.findall(rf"\b({'|'.join(WORDS)})\((?:[^;]*, )?site\((\d+)\)\);", kernel.path.read_text())
+    assert {word for word, _ in sites} == set(WORDS)
+    for word, site in sites:
+        gpu.mutate = {f"{word.split('<')[0]}@{site}": "suppress"}
+        if not any(_fails(gpu, kernel, (q, k, v), exact, seed) for seed in range(3)):
+            missed.append((word, kernel.entry["sites"][site]))
+    late = next(n for n, line in enumerate(PROGRAM.read_text().splitlines(), 1) if "stage=1" in line)
+    assert missed == [("wgmma_fence", f"flash_attention.py:{late}")] * (2 if causal else 1)
+
+
+def _fails(gpu, kernel, tensors, exact, seed):
+    gpu.seed = seed
+    try:
+        assert_close(kernel(*tensors)[0], exact, ulps=2)
+    except (EmulatorError, AssertionError):
+        return True
+    return False
+
+
+# ---- the text
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_each_site_is_mapped_and_used_once(generated, causal):
+    kernel = generated(causal)
+    numbers = re.findall(r"\bsite\((\d+)\)", kernel.path.read_text())
+    assert sorted(map(int, numbers)) == sorted(map(int, kernel.entry["sites"])) == list(range(1, len(numbers) + 1))
+
+
+def test_each_source_comment_is_a_line_of_the_program(generated):
+    program = PROGRAM.read_text().splitlines()
+    quoted = re.findall(r"^ *// flash_attention\.py:(\d+): (.*)$", generated(True).path.read_text(), re.M)
+    assert len(set(quoted)) > 40
+    for number, line in quoted:
+        assert program[int(number) - 1].strip() == line
+
+
+def test_parameters_and_report(generated):
+    kernel = generated(False)
+    assert [name for name, _, _ in kernel.entry["params"]] == (
+        ["q", "k", "v", "out", "lse", "batches", "heads", "kv_heads", "sq", "sk", "lse_stride", "scale_log2"]
+    )
+    assert kernel.entry["threads"] == 384 and kernel.entry["shared_bytes"] == 229456
+    for line in (
+        "  k_full         2 stages             arrivals 1, bytes 40960",
+        "  q_empty        1 stage              arrivals 8 (2 groups x 4 warps), bytes 0",
+        "Registers of a thread: 24 for the producer; 240 for the consumer",
+        "  v            64 x 160, 128 bytes",
+        "Work of a CTA for 160 keys: 10485760 FLOP, 81920 bytes of k and v (128 FLOP a byte)",
+    ):
+        assert line in kernel.report.splitlines()
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("tile", ["by hand", *TILES])
+def test_nvcc_makes_no_spill_and_serialises_nothing(generated, causal, tile):
+    try:
+        toolkit.find()
+    except Exception:
+        pytest.skip("needs nvcc")
+    kernel = generated(causal, **TILES.get(tile, {}))
+    _, log = launch.compile_cubin(kernel.path)
+    report = checks.Report(kernel.row.name, log, {})
+    assert checks.parse_ptxas(log), "ptxas named no kernel"
+    assert checks.register_problems(report) + checks.warning_problems(report) == []

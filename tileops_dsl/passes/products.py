@@ -1,0 +1,155 @@
+"""Products of the consumers: where they are issued and waited for, and where what they read is handed back.
+
+A product is issued where it stands, one of stage 1 behind the products of the next iteration. It is waited for before what
+first touches its registers, at the latest at the end of the iteration (`pending`: of the next one); then its stages are handed
+back. With products of stage 1 the first iteration stands in front of the loop, without them, and their last ones behind it.
+A condition `i < bound` cuts the loop in two.
+"""
+
+import math
+from dataclasses import replace
+
+from tileops_dsl import ir
+from tileops_dsl.errors import TileError
+from tileops_dsl.plan import named, ring_of
+from tileops_dsl.schedule import Advance, At, Await, Issue, Retire, Ring, Signal
+
+ZERO, ONE = ir.Const("int32", 0), ir.Const("int32", 1)
+
+
+class Products:
+    """Rewrites the statements of a tile, in order; `flying` are the products that are not waited for yet."""
+
+    def __init__(self, kernel: ir.Kernel):
+        self.kernel = kernel
+        self.flying: list[ir.Gemm] = []
+        self.since: list[ir.Stmt] = []  # the last one was issued
+        self.loop: ir.Pipelined | None = None  # the last one with products
+
+    def straight(self, stmts) -> list[ir.Stmt]:
+        out: list[ir.Stmt] = []
+        for stmt in stmts:
+            if isinstance(stmt, At):
+                out.append(replace(stmt, body=tuple(self.straight(stmt.body))))
+            elif isinstance(stmt, ir.Gemm):
+                out += [Await(stmt.location, f"{ring.prefix}full", ring.var) for ring in self.rings((stmt,), reader=0)]
+                out.append(Issue(stmt.location, stmt, self.loop.var))
+                self.flying.append(stmt)
+                self.since = []
+            else:
+                touched = set(named(stmt))
+                hit = [n for n, product in enumerate(self.flying) if touched & {product.a, product.c}]
+                out += [*(self.retire(len(self.flying) - 1 - hit[-1]) if hit else ()), stmt]
+                self.since.append(stmt)
+        return out
+
+    def retire(self, pending: int = 0) -> list[ir.Stmt]:
+        """All but the last products are waited for."""
+        done, self.flying = self.flying[: len(self.flying) - pending], self.flying[len(self.flying) - pending :]
+        if not done:
+            return []
+        wait = Retire(done[-1].location, "product", pending, _results(self.since), tuple(done))
+        return [wait, *_handed_back(self.rings(done), wait.location)]
+
+    def rings(self, products, reader: int = -1) -> list[Ring]:
+        """Along the loop, whose last reader in an iteration (or first, 0) is one of the products."""
+        found = []
+        for ring in (r for r in self.kernel.rings if r.var == self.loop.var):
+            readers = [s for s in self.loop.body if isinstance(s, ir.Gemm) and {s.a, s.b} & set(ring.buffers)]
+            found += [ring] if readers and readers[reader] in products else []
+        return found
+
+    def pipelined(self, loop: ir.Pipelined, alternate: bool) -> list[ir.Stmt]:
+        """The loop, and what of it stands in front and behind."""
+        self.loop, products = loop, [s for s in loop.body if isinstance(s, ir.Gemm)]
+        if (loop.pending or alternate) and list(loop.body) != products[:1]:
+            problem = "the loop has more than one product and the copies of its operands"
+            instead = "one T.gemm in T.Pipelined, everything else behind it; or no pending, no alternate"
+            raise TileError(problem, instead, loop.location)
+        late, where = _late(loop), products[0].location
+        early = list(loop.body[: len(loop.body) - len(late)])
+        once = dict.fromkeys(ring_of(self.kernel, tile) for s in products for tile in (s.a, s.b) if tile.scope == "shared")
+        once = [ring for ring in once if ring.var != loop.var]
+        out: list[ir.Stmt] = [Await(where, f"{ring.prefix}full", ring.var) for ring in once]
+        if late:
+            at_least_once(loop)
+            out.append(At(where, loop.var, ZERO, (*self.straight(_decided(early, loop.var, (0, 0))), *self.retire())))
+            behind = 1 + max((n for n, s in enumerate(early) if isinstance(s, ir.Gemm)), default=-1)
+            early.insert(behind, At(late[0].location, loop.var, ir.Call("int32", "sub", (loop.var, ONE)), late))
+        for start, extent, bound, within in _parts(loop, ONE if late else ZERO):
+            body = self.straight(_decided(early, loop.var, (1 if late else 0, math.inf), bound, within))
+            if loop.pending:  # the stage before is handed back
+                body += [Retire(where, "product", loop.pending), *_handed_back(self.rings(products), where, "before")]
+            else:
+                body += self.retire()
+            out.append(replace(loop, start=start, extent=extent, body=tuple(body)))
+        out += _handed_back(once, where)
+        if late:
+            last = ir.Call("int32", "sub", (loop.extent, ONE))
+            out.append(At(late[0].location, loop.var, last, tuple(self.straight(late))))
+        elif loop.pending:
+            out += [self.retire()[0], *(Signal(where, f"{ring.prefix}empty", "last") for ring in self.rings(products))]
+        return out + [Advance(where, ring, loop.extent) for ring in self.rings(products) if alternate]
+
+
+def _handed_back(rings: list[Ring], where: ir.Location, which: str = "this") -> list[ir.Stmt]:
+    return [s for ring in rings for s in (Signal(where, f"{ring.prefix}empty", which), Advance(where, ring))]
+
+
+def _late(loop: ir.Pipelined) -> tuple[ir.Gemm, ...]:
+    """The products of stage 1, which end the body; no other one has their registers."""
+    late = tuple(s for s in loop.body if isinstance(s, ir.Gemm) and s.stage)
+    others = {tile for s in loop.body if isinstance(s, ir.Gemm) and not s.stage for tile in (s.a, s.c)}
+    if late != loop.body[len(loop.body) - len(late) :] or others & {tile for s in late for tile in (s.a, s.c)}:
+        problem = "a product of stage 1 stands before other statements of the loop, or shares a fragment with another product"
+        raise TileError(problem, "it at the end of the loop, and fragments of its own", late[0].location)
+    return late
+
+
+def at_least_once(loop: ir.Pipelined) -> None:
+    match loop.extent:
+        case ir.Const(value=n) | ir.Call(op="max", args=(_, ir.Const(value=n))) if n >= 1:
+            return
+    problem = f"the loop may have no iteration, and the first one of {loop.var} has work of its own"
+    raise TileError(problem, "T.max(n, 1) iterations", loop.location)
+
+
+def _results(stmts: list[ir.Stmt]) -> tuple[ir.Buffer, ...]:
+    """Row vectors that the statements compute and do not use up: all of the work leads to them, or to tiles."""
+    found: dict[ir.Buffer, None] = {}
+    for stmt in (s for outer in stmts for s in ir.walk((outer,))):
+        written = getattr(stmt, "dst", getattr(stmt, "buffer", None))
+        found = {buffer: None for buffer in found if buffer not in named(stmt)}
+        copied = isinstance(getattr(stmt, "value", None), ir.Load)  # nothing is computed
+        if isinstance(written, ir.Buffer) and len(written.shape) == 1 and written.scope == "fragment" and not copied:
+            found[written] = None
+    return tuple(found)
+
+
+def _decided(stmts, var: ir.Var, span: tuple, bound: ir.Expr | None = None, within: bool = False) -> list[ir.Stmt]:
+    """Without the conditions that are known while first <= var <= last, and of which `var < bound` is."""
+    out: list[ir.Stmt] = []
+    for stmt in stmts:
+        value = None
+        match getattr(stmt, "condition", None):
+            case ir.Call(op="lt", args=(ir.Const(value=c), v)) if v == var and not span[0] <= c < span[1]:
+                value = c < span[0]
+            case ir.Call(op="eq", args=(v, ir.Const(value=c))) if v == var and (c < span[0] or span[0] == span[1]):
+                value = c == span[0]
+            case ir.Call(op="lt", args=(v, limit)) if v == var and limit == bound:
+                value = within
+        out += [stmt] if value is None else stmt.body if value else ()
+    return out
+
+
+def _parts(loop: ir.Pipelined, start: ir.Const):
+    """(start, extent, bound, whether var < bound): one loop, or one for i < bound and one for the rest."""
+    conditions = [s.condition for s in loop.body if isinstance(s, ir.If) and isinstance(s.condition, ir.Call)]
+    bounds = list(dict.fromkeys(c.args[1] for c in conditions if c.op == "lt" and c.args[0] == loop.var))
+    if len(bounds) != 1:
+        return [(start, loop.extent, None, False)]
+    match bounds[0]:
+        case ir.Call(op="min", args=(_, ir.Const(value=n))) if n <= start.value:
+            return [(start, loop.extent, bounds[0], False)]
+    first, second = ir.Call("int32", "min", (*bounds, loop.extent)), ir.Call("int32", "max", (*bounds, start))
+    return [(start, first, bounds[0], True), (second, loop.extent, bounds[0], False)]
