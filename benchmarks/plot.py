@@ -10,7 +10,8 @@ from benchmarks.table import markdown
 
 BEGIN, END = "<!-- results:begin -->", "<!-- results:end -->"
 HOST_OPS = ("startup", "host")  # rows in which nothing moves through device memory
-APART = (*HOST_OPS, "epilogue")  # rows with tables of their own
+APART = (*HOST_OPS, "epilogue", "flash_attention")  # rows with tables of their own
+SHOWN_ATTENTION = "b4 h16", "bf16", ("s1024", "s4096", "s16384")  # of its many rows
 READING = (
     "Times are medians of CUDA-graph replays over buffers larger than the L2 cache, contestants interleaved; `% of copy` "
     "compares with a copy kernel that moves the same bytes in the same run; `vs` is how many times faster tileops is; "
@@ -118,6 +119,20 @@ def epilogue_table(rows):
     return markdown([head, *body]) if body else ""
 
 
+def attention_table(rows):
+    batch, dtype, lengths = SHOWN_ATTENTION
+    head = ["flash_attention", "time (us)", "TFLOP/s", "vs eager PyTorch", "vs cuDNN", "error"]
+    body = [
+        [row["workload"], f"{row['us']:.1f}", f"{row['tflops']:.0f}"]
+        + [f"{row['ratios'][name]:.2f}x" for name in ("eager", "cudnn")]
+        + [f"{row['error']:.1e}"]
+        for row in rows
+        if row["op"] == "flash_attention" and row["workload"].startswith(batch)
+        if {dtype, *lengths}.intersection(row["workload"].split()) > {dtype}
+    ]
+    return markdown([head, *body]) if body else ""
+
+
 def host_table(rows):
     head = ["on the host", "tileops", "beside it"]
     body = [
@@ -145,7 +160,7 @@ def section(rows, picture):
     if of_memory(groups):
         parts.append(f"![Bandwidth of the row operators against the copy bandwidth]({picture})")
     parts += [f"**{op}**\n\n{kernel_table(group)}" for op, group in groups.items()]
-    return "\n\n".join([*parts, *filter(None, [epilogue_table(rows), host_table(rows)])])
+    return "\n\n".join([*parts, *filter(None, [epilogue_table(rows), attention_table(rows), host_table(rows)])])
 
 
 def replace_section(text, content):

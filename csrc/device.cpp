@@ -62,14 +62,18 @@ bool means_no_image(cudaError_t code) {
          code == cudaErrorJitCompilationDisabled;
 }
 
-const void* any_kernel(Target target) {
-  for (int i = 0; i < row_variant_count; ++i) {
-    if (row_variants[i].target == target) return row_variants[i].kernel;
-  }
-  for (int i = 0; i < product_variant_count; ++i) {
-    if (product_variants[i].target == target) return product_variants[i].kernel;
+template <typename Variant>
+const void* first_kernel(const Variant* variants, int count, Target target) {
+  for (int i = 0; i < count; ++i) {
+    if (variants[i].target == target) return variants[i].kernel;
   }
   return nullptr;
+}
+
+const void* any_kernel(Target target) {
+  if (const void* kernel = first_kernel(row_variants, row_variant_count, target)) return kernel;
+  if (const void* kernel = first_kernel(product_variants, product_variant_count, target)) return kernel;
+  return first_kernel(attention_variants, attention_variant_count, target);
 }
 
 bool has_image(Target target) {
@@ -133,6 +137,22 @@ std::string targets_json() {
   }
 }
 
+template <typename Variant>
+int known_or_asked(std::atomic<int>& resident, const Device& device, const Variant& variant, int cluster) {
+  const int known = resident.load(std::memory_order_acquire);
+  if (__builtin_expect(known != 0, 1)) return known;
+  const RelaxedCapture relaxed;
+  int fit = 0;  // on a multiprocessor
+  cudaError_t code = cudaFuncSetAttribute(variant.kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, variant.shared_bytes);
+  if (code == cudaSuccess)
+    code = cudaOccupancyMaxActiveBlocksPerMultiprocessor(&fit, variant.kernel, variant.threads, variant.shared_bytes);
+  if (code != cudaSuccess) throw_unloadable(device, variant, cuda_text(code));
+  const int ctas = fit * device.multiprocessors / cluster * cluster;
+  if (ctas == 0) throw_unloadable(device, variant, "a multiprocessor has no room for its registers and shared memory");
+  resident.store(ctas, std::memory_order_release);
+  return ctas;
+}
+
 }  // namespace
 
 bool Device::runs(Target target) const {
@@ -159,7 +179,8 @@ Device& device_at(int32_t index) {
   const RelaxedCapture relaxed;
   find_targets(*fresh, index);
   fresh->loaded.reset(new std::atomic<bool>[row_variant_count]());
-  fresh->resident.reset(new std::atomic<int>[product_variant_count]());
+  fresh->resident_products.reset(new std::atomic<int>[product_variant_count]());
+  fresh->resident_attentions.reset(new std::atomic<int>[attention_variant_count]());
   devices[index].store(fresh.get(), std::memory_order_release);
   return *fresh.release();
 }
@@ -175,19 +196,30 @@ void load_kernel(Device& device, const RowVariant& variant) {
 }
 
 int resident_ctas(Device& device, const ProductVariant& variant) {
-  std::atomic<int>& resident = device.resident[&variant - product_variants];
-  const int known = resident.load(std::memory_order_acquire);
-  if (__builtin_expect(known != 0, 1)) return known;
-  const RelaxedCapture relaxed;
-  int fit = 0;  // on a multiprocessor
-  cudaError_t code = cudaFuncSetAttribute(variant.kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, variant.shared_bytes);
-  if (code == cudaSuccess)
-    code = cudaOccupancyMaxActiveBlocksPerMultiprocessor(&fit, variant.kernel, variant.threads, variant.shared_bytes);
-  if (code != cudaSuccess) throw_unloadable(device, variant, cuda_text(code));
-  const int ctas = fit * device.multiprocessors / variant.cluster * variant.cluster;
-  if (ctas == 0) throw_unloadable(device, variant, "a multiprocessor has no room for its registers and shared memory");
-  resident.store(ctas, std::memory_order_release);
-  return ctas;
+  return known_or_asked(device.resident_products[&variant - product_variants], device, variant, variant.cluster);
+}
+
+int resident_ctas(Device& device, const AttentionVariant& variant) {
+  return known_or_asked(device.resident_attentions[&variant - attention_variants], device, variant, 1);
+}
+
+void launch_kernel(const Launch& launch, void* params, cudaStream_t stream) {
+  cudaLaunchAttribute cluster;
+  cluster.id = cudaLaunchAttributeClusterDimension;
+  cluster.val.clusterDim = {static_cast<unsigned>(launch.cluster), 1, 1};
+  cudaLaunchConfig_t config = {};
+  config.gridDim = launch.grid;
+  config.blockDim = dim3(launch.threads, 1, 1);
+  config.dynamicSmemBytes = launch.shared_bytes;
+  config.stream = stream;
+  config.attrs = &cluster;
+  config.numAttrs = launch.cluster > 0;
+  void* arguments[] = {params};
+  const cudaError_t code = cudaLaunchKernelExC(&config, launch.kernel, arguments);
+  if (__builtin_expect(code != cudaSuccess, 0)) {
+    cudaGetLastError();
+    throw std::runtime_error(std::string(launch.op) + ": launching " + launch.name + " failed: " + cuda_text(code));
+  }
 }
 
 cudaStream_t current_stream(int32_t device_index) {
@@ -212,7 +244,7 @@ DeviceScope::~DeviceScope() {
 }
 
 std::string status_json() {
-  const int variants = row_variant_count + product_variant_count;
+  const int variants = row_variant_count + product_variant_count + attention_variant_count;
   std::string text = "{\"targets\": " + targets_json() + ", \"variants\": " + std::to_string(variants) +
                      ", \"driver\": " + std::to_string(driver_version()) + ", \"driver_message\": " + quoted(driver_message()) +
                      ", \"devices\": {";

@@ -22,7 +22,8 @@ struct Device {
   std::string reason;  // why it runs nothing, or why not the target that is preferred on it
   std::atomic<bool> warned{false};
   std::unique_ptr<std::atomic<bool>[]> loaded;  // per row of row_variants
-  std::unique_ptr<std::atomic<int>[]> resident;  // per row of product_variants, see resident_ctas; 0: not loaded
+  // Per row of product_variants and of attention_variants, see resident_ctas; 0: not loaded.
+  std::unique_ptr<std::atomic<int>[]> resident_products, resident_attentions;
 
   bool runs(Target target) const;
 };
@@ -32,8 +33,18 @@ const char* target_name(Target target);
 // The device is current (DeviceScope) when these are called. Both are safe under stream capture, also as the first call of all.
 Device& device_at(int32_t index);
 void load_kernel(Device& device, const RowVariant& variant);  // before its first launch on the device
-// The same for a product; returns how many of its CTAs the device runs at a time, in whole clusters.
+// The same for a persistent kernel; returns how many of its CTAs the device runs at a time, in whole clusters.
 int resident_ctas(Device& device, const ProductVariant& variant);
+int resident_ctas(Device& device, const AttentionVariant& variant);
+
+// Starts a kernel of the operator `op`. Without a cluster (0) its CTAs start as fast as they fit.
+struct Launch {
+  const char *op, *name;
+  const void* kernel;
+  dim3 grid;
+  int threads, shared_bytes, cluster;
+};
+void launch_kernel(const Launch& launch, void* params, cudaStream_t stream);
 
 cudaStream_t current_stream(int32_t device_index);
 std::string cuda_text(cudaError_t code);

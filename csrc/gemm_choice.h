@@ -33,6 +33,9 @@ struct GemmChoice {
   const ProductMeasurement* measured = nullptr;  // what the choice rests on; NULL where a kernel was forced that has none
 };
 
+// What a kernel has for good: its types and layouts. NULL if they are the call's.
+const char* why_other_kind(const ProductVariant& variant, const GemmCall& call);
+
 // NULL if the kernel can serve the call, else what it asks for that the call lacks.
 const char* why_not(const ProductVariant& variant, const GemmCall& call);
 

@@ -26,22 +26,8 @@ unsigned grid_of(Device& device, const ProductVariant& v, const GemmProblem& p) 
 }
 
 void launch(const ProductVariant& v, unsigned grid, void* params, cudaStream_t stream) {
-  cudaLaunchAttribute cluster;
-  cluster.id = cudaLaunchAttributeClusterDimension;
-  cluster.val.clusterDim = {static_cast<unsigned>(v.cluster), 1, 1};
-  cudaLaunchConfig_t config = {};
-  config.gridDim = dim3(grid, 1, 1);
-  config.blockDim = dim3(v.threads, 1, 1);
-  config.dynamicSmemBytes = v.shared_bytes;
-  config.stream = stream;
-  config.attrs = &cluster;
-  config.numAttrs = v.cluster > 1;
-  void* arguments[] = {params};
-  const cudaError_t code = cudaLaunchKernelExC(&config, v.kernel, arguments);
-  if (__builtin_expect(code != cudaSuccess, 0)) {
-    cudaGetLastError();
-    throw std::runtime_error(std::string(v.op) + ": launching " + v.name + " failed: " + cuda_text(code));
-  }
+  const int cluster = v.cluster > 1 ? v.cluster : 0;
+  launch_kernel({v.op, v.name, v.kernel, dim3(grid, 1, 1), v.threads, v.shared_bytes, cluster}, params, stream);
 }
 
 // What both targets' structs have.
@@ -65,7 +51,7 @@ tensor_map map_matrices(const void* data, DType type, const int64_t (&extents)[3
                         bool transposed, const MapBox& box) {
   const int64_t size = item_size(type);
   const int rows = transposed ? 2 : 1, columns = transposed ? 1 : 2;
-  return map_of({data, extents[columns], extents[rows], extents[0], strides[rows] * size, strides[0] * size, type, box});
+  return map_of({data, 3, {extents[columns], extents[rows], extents[0]}, {strides[rows] * size, strides[0] * size}, type, box});
 }
 
 gemm_sm_90a_params sm_90a_params(const ProductVariant& v, const GemmCall& call) {

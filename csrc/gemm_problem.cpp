@@ -39,9 +39,9 @@ bool absorb(const Dimension& outer, Dimension* inner, const bool (&counts)[kTens
   return true;
 }
 
-bool fits_tma(uintptr_t address, int64_t item_size, const int64_t (&extents)[3], const int64_t (&strides)[3], int unit_dim) {
+bool fits_tma(uintptr_t address, int64_t item_size, int rank, const int64_t* extents, const int64_t* strides, int unit_dim) {
   if (address % 16 != 0) return false;
-  for (int d = 0; d < 3; ++d) {
+  for (int d = 0; d < rank; ++d) {
     if (extents[d] >= kTmaExtent) return false;
     const int64_t bytes = strides[d] * item_size;
     if (d != unit_dim && extents[d] > 1 && (bytes % 16 != 0 || bytes >= kTmaStride)) return false;
@@ -84,9 +84,9 @@ bool collapse_gemm(const MatrixStack& a, const MatrixStack& b, const MatrixStack
   return true;
 }
 
-Access access_along(uintptr_t address, int64_t item_size, const int64_t (&extents)[3], const int64_t (&strides)[3], int dim) {
+Access access_along(uintptr_t address, int64_t item_size, int rank, const int64_t* extents, const int64_t* strides, int dim) {
   if (extents[dim] > 1 && strides[dim] != 1) return Access::copy;
-  return fits_tma(address, item_size, extents, strides, dim) ? Access::tma : Access::vector;
+  return fits_tma(address, item_size, rank, extents, strides, dim) ? Access::tma : Access::vector;
 }
 
 OperandLayout layout_of(uintptr_t address, int64_t item_size, const int64_t (&extents)[3], const int64_t (&strides)[3],

@@ -1,6 +1,7 @@
 // A product of stacks of matrices of any rank, as kernels see it: y [batch, m, n] = a [batch, m, k] b [batch, k, n]. Plain C++.
 #pragma once
 
+#include <stddef.h>
 #include <stdint.h>
 
 #include <string>
@@ -39,8 +40,13 @@ struct OperandLayout {
   Access access;
 };
 
-// Of a tensor whose extents are (batch, rows, columns), if neighbours are to be those along `dim`.
-Access access_along(uintptr_t address, int64_t item_size, const int64_t (&extents)[3], const int64_t (&strides)[3], int dim);
+// Of a tensor of any rank, if neighbours are to be those along `dim`. A product's are (batch, rows, columns).
+Access access_along(uintptr_t address, int64_t item_size, int rank, const int64_t* extents, const int64_t* strides, int dim);
+
+template <size_t N>
+Access access_along(uintptr_t address, int64_t item_size, const int64_t (&extents)[N], const int64_t (&strides)[N], int dim) {
+  return access_along(address, item_size, N, extents, strides, dim);
+}
 
 // Of a or b; k_dim says which one is k.
 OperandLayout layout_of(uintptr_t address, int64_t item_size, const int64_t (&extents)[3], const int64_t (&strides)[3],

@@ -47,7 +47,7 @@ struct MergeAttention final : PairOp {
     return choose_row_kernel(kernels(), device, places);
   }
 
-  void launch(const ChosenKernel& kernel, cudaStream_t stream) const override {
+  void launch(Device&, const ChosenKernel& kernel, const std::vector<Place>&, cudaStream_t stream) const override {
     merge_attention_params p = {};
     p.cols = kernel.call.problem.cols;
     for_each_part(*kernel.variant, kernel.call, [&](const RowPart& part) {

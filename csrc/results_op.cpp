@@ -33,33 +33,44 @@ EagerTwin twin_of(const ResultsOp& op) {
   return twin;
 }
 
-// The choice for results that are not allocated yet.
-ChosenKernel choose_for_new(const ResultsOp& op, const Device& device) {
-  std::vector<std::vector<int64_t>> strides;
-  std::vector<Place> places;
-  for (const Result& result : op.results) strides.push_back(contiguous_strides(result.sizes));
-  for (const auto& of_result : strides) places.push_back({nullptr, of_result.data()});
-  return op.choose_kernel(device, places);
-}
+// Results that are not allocated yet, and the choice for them.
+class NewResults {
+ public:
+  NewResults(const ResultsOp& op, const Device& device) {
+    for (const Result& result : op.results) strides_.push_back(contiguous_strides(result.sizes));
+    for (const auto& of_result : strides_) places.push_back({nullptr, of_result.data()});
+    kernel = op.choose_kernel(device, places);
+    if (!kernel.name && !knobs().force.empty()) cannot_force(op.name, knobs().force, kernel.reason);
+  }
 
-void execute(const ResultsOp& op, Device& device, const ChosenKernel& kernel) {
-  if (__builtin_expect(knobs().log, 0)) log_path(twin_of(op), kernel.variant->name, kernel.reason);
-  load_kernel(device, *kernel.variant);
-  op.launch(kernel, current_stream(op.inputs[0].tensor->device_index));
+  std::vector<Place> places;
+  ChosenKernel kernel;
+
+ private:
+  std::vector<std::vector<int64_t>> strides_;
+};
+
+void execute(const ResultsOp& op, Device& device, ChosenKernel& kernel, const std::vector<Place>& places) {
+  if (__builtin_expect(knobs().log, 0)) log_path(twin_of(op), kernel.name, kernel.reason);
+  if (kernel.variant) {
+    load_kernel(device, *kernel.variant);
+    RowTensor* tensors = kernel.call.tensors + kernel.call.count - places.size();
+    for (size_t i = 0; i < places.size(); ++i) tensors[i].data = places[i].data;
+  }
+  op.launch(device, kernel, places, current_stream(op.inputs[0].tensor->device_index));
 }
 
 OwnedResults compute(const ResultsOp& op, Args& args, Device& device) {
   std::string reason = refusal(op.name, device);
   if (reason.empty()) {
-    ChosenKernel kernel = choose_for_new(op, device);
-    if (kernel.variant) {
+    NewResults fresh(op, device);
+    if (fresh.kernel.name) {
       OwnedResults owned = allocate_results(op);
-      RowTensor* tensors = kernel.call.tensors + kernel.call.count - owned.size();
-      for (size_t i = 0; i < owned.size(); ++i) tensors[i].data = mutable_data(owned[i].get());
-      execute(op, device, kernel);
+      for (size_t i = 0; i < owned.size(); ++i) fresh.places[i].data = mutable_data(owned[i].get());
+      execute(op, device, fresh.kernel, fresh.places);
       return owned;
     }
-    reason = kernel.reason;
+    reason = fresh.kernel.reason;
   }
   return run_eager_all(twin_of(op), args, device, reason, static_cast<int>(op.results.size()));
 }
@@ -69,9 +80,9 @@ bool compute_into(const ResultsOp& op, Device& device, const std::vector<TensorV
   if (!refusal(op.name, device).empty()) return false;
   std::vector<Place> places;
   for (const TensorView& out : outs) places.push_back({mutable_data(out.handle), out.strides});
-  const ChosenKernel kernel = op.choose_kernel(device, places);
-  if (kernel.variant) execute(op, device, kernel);
-  return kernel.variant != nullptr;
+  ChosenKernel kernel = op.choose_kernel(device, places);
+  if (kernel.name) execute(op, device, kernel, places);
+  return kernel.name != nullptr;
 }
 
 void check_outs(const ResultsOp& op, const std::vector<TensorView>& outs) {
@@ -106,7 +117,6 @@ std::string ResultsOp::why_no_kernel() const { return std::string("this build ha
 ChosenKernel ResultsOp::choose_kernel(const Device&, const std::vector<Place>&) const {
   ChosenKernel none;
   none.reason = why_no_kernel();
-  if (!knobs().force.empty()) cannot_force(name, knobs().force, none.reason);
   return none;
 }
 
@@ -143,7 +153,10 @@ ChosenKernel ResultsOp::choose_row_kernel(const RowTable& kernels, const Device&
     call.weight_stride = weight->strides[0];
   }
   found.variant = choose(name, kernels, device, call, &found.reason);
-  if (found.variant) found.reason = why_chosen(*found.variant);
+  if (found.variant) {
+    found.name = found.variant->name;
+    found.reason = why_chosen(*found.variant);
+  }
   return found;
 }
 
@@ -180,8 +193,8 @@ std::string explain_results_op(const ResultsOp& op) {
   const Device& device = device_at(index);
   const std::string reason = refusal(op.name, device);
   if (!reason.empty()) return "eager\t\t" + reason;
-  const ChosenKernel kernel = choose_for_new(op, device);
-  return kernel.variant ? std::string("kernel\t") + kernel.variant->name + "\t" + kernel.reason : "eager\t\t" + kernel.reason;
+  const ChosenKernel kernel = NewResults(op, device).kernel;
+  return kernel.name ? std::string("kernel\t") + kernel.name + "\t" + kernel.reason : "eager\t\t" + kernel.reason;
 }
 
 }  // namespace tileops

@@ -23,11 +23,13 @@ struct Place {
   const int64_t* strides;
 };
 
-// A kernel and its arguments; no variant: the reason says why.
+// A kernel; no name: the reason says why.
 struct ChosenKernel {
-  const RowVariant* variant = nullptr;
-  RowCall call = {};
+  const char* name = nullptr;
   std::string reason;
+  const RowVariant* variant = nullptr;  // of an operator that computes row by row, with its arguments
+  RowCall call = {};
+  const AttentionVariant* attention = nullptr;
 };
 
 // One call of such an operator, its inputs checked.
@@ -49,7 +51,7 @@ class ResultsOp {
 
   // The default is that of an operator without kernels.
   virtual ChosenKernel choose_kernel(const Device& device, const std::vector<Place>& places) const;
-  virtual void launch(const ChosenKernel&, cudaStream_t) const {}
+  virtual void launch(Device&, const ChosenKernel&, const std::vector<Place>&, cudaStream_t) const {}
 
  protected:
   ~ResultsOp() = default;

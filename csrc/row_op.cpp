@@ -139,14 +139,4 @@ std::string why_chosen(const RowVariant& variant) {
                        : "TILEOPS_FORCE=" + force + " is set";
 }
 
-void launch_kernel(const RowVariant& variant, dim3 grid, void* params, cudaStream_t stream) {
-  void* arguments[] = {params};
-  const cudaError_t code =
-      cudaLaunchKernel(variant.kernel, grid, dim3(variant.threads, 1, 1), arguments, variant.shared_bytes, stream);
-  if (__builtin_expect(code != cudaSuccess, 0)) {
-    cudaGetLastError();
-    throw std::runtime_error(std::string(variant.op) + ": launching " + variant.name + " failed: " + cuda_text(code));
-  }
-}
-
 }  // namespace tileops

@@ -37,8 +37,6 @@ std::string explain_row_op(const RowOp& op);  // "kernel|eager \t variant \t rea
 
 std::string why_chosen(const RowVariant& variant);
 
-void launch_kernel(const RowVariant& variant, dim3 grid, void* params, cudaStream_t stream);
-
 // The part of a call's rows that one grid takes.
 struct RowPart {
   const RowVariant& variant;
@@ -57,7 +55,9 @@ struct RowPart {
 
   void launch(void* params, cudaStream_t stream) const {
     const int64_t blocks = (extent[2] + variant.rows_per_block - 1) / variant.rows_per_block;
-    launch_kernel(variant, dim3(blocks, extent[1], extent[0]), params, stream);
+    const dim3 grid(blocks, extent[1], extent[0]);
+    launch_kernel({variant.op, variant.name, variant.kernel, grid, variant.threads, variant.shared_bytes, variant.paced}, params,
+                  stream);
   }
 };
 

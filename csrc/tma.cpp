@@ -4,6 +4,7 @@
 #include <cuda_runtime_api.h>
 #include <string.h>
 
+#include <algorithm>
 #include <memory>
 #include <stdexcept>
 
@@ -50,13 +51,13 @@ tensor_map encode(const MappedTensor& t) {
   static const Encode encode_tiled = find_encode();
   static_assert(sizeof(CUtensorMap) == sizeof(tensor_map), "a tensor map is what the driver writes");
   CUtensorMap map;
-  const cuuint64_t extents[] = {static_cast<cuuint64_t>(t.columns), static_cast<cuuint64_t>(t.rows),
-                                static_cast<cuuint64_t>(t.batch)};
-  const cuuint64_t strides[] = {static_cast<cuuint64_t>(t.row_stride), static_cast<cuuint64_t>(t.batch_stride)};
-  const cuuint32_t box[] = {static_cast<cuuint32_t>(t.box.columns), static_cast<cuuint32_t>(t.box.rows), 1};
-  const cuuint32_t steps[] = {1, 1, 1};
-  const CUresult code = encode_tiled(&map, data_type(t.type), 3, const_cast<void*>(t.data), extents, strides, box, steps,
-                                     CU_TENSOR_MAP_INTERLEAVE_NONE, swizzle_of(t.box.swizzle),
+  cuuint64_t extents[4], strides[3];
+  std::copy(t.extents, t.extents + 4, extents);
+  std::copy(t.strides, t.strides + 3, strides);
+  const cuuint32_t box[] = {static_cast<cuuint32_t>(t.box.columns), static_cast<cuuint32_t>(t.box.rows), 1, 1};
+  const cuuint32_t steps[] = {1, 1, 1, 1};
+  const CUresult code = encode_tiled(&map, data_type(t.type), static_cast<cuuint32_t>(t.rank), const_cast<void*>(t.data),
+                                     extents, strides, box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE, swizzle_of(t.box.swizzle),
                                      CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
   if (code != CUDA_SUCCESS)
     throw std::runtime_error("tileops: the driver refuses a tensor map: CUDA error " + std::to_string(code));
@@ -70,11 +71,11 @@ struct Entry {
   tensor_map map;
 };
 
-constexpr size_t kEntries = 1024;  // weights and activations of a large model; 192 KiB
-static_assert(sizeof(MappedTensor) == 8 * sizeof(uint64_t), "compared and hashed as bytes: no padding");
+constexpr size_t kEntries = 1024;  // weights and activations of a large model; 256 KiB
+static_assert(sizeof(MappedTensor) == 11 * sizeof(uint64_t), "compared and hashed as bytes: no padding");
 
 size_t slot_of(const MappedTensor& key) {
-  uint64_t words[8], hash = 0;
+  uint64_t words[11], hash = 0;
   memcpy(words, &key, sizeof(words));
   for (const uint64_t word : words) hash = (hash ^ word) * 0x9e3779b97f4a7c15u, hash ^= hash >> 29;
   return hash % kEntries;
@@ -82,7 +83,7 @@ size_t slot_of(const MappedTensor& key) {
 
 }  // namespace
 
-// Cached: a product has three or four maps, and the driver takes about a microsecond to encode one, of the ten that a call may
+// Cached: a kernel takes three or four maps, and the driver takes about a microsecond to encode one, of the ten that a call may
 // cost. A map says nothing but what its key does, so it never grows stale; a thread has its own, so nothing is locked.
 tensor_map map_of(const MappedTensor& tensor) {
   thread_local std::unique_ptr<Entry[]> entries;

@@ -23,6 +23,7 @@ struct RowVariant {
   bool shifted;        // only that x and y (of one dtype) have unit column stride and rows that lie alike in their vectors
   int64_t max_cols;    // 0: any
   int rows_per_block;
+  bool paced;  // launched as clusters of one CTA, which start more slowly: tileops_dsl/kernels/NOTES.md
   int threads;
   int shared_bytes;
   const void* kernel;
@@ -55,7 +56,7 @@ struct ProductVariant {
 
 // A problem on which a product kernel was timed, in the same run as eager PyTorch.
 struct ProductMeasurement {
-  int product;  // index in product_variants
+  int variant;  // index in product_variants
   const char* gpu;
   int64_t rows, n, k;  // rows: batch * m
   bool fused;  // more than a bias in the epilogue
@@ -66,5 +67,32 @@ extern const ProductVariant product_variants[];
 extern const int product_variant_count;
 extern const ProductMeasurement product_measurements[];
 extern const int product_measurement_count;
+
+// A persistent kernel of attention, out [batch, sq, heads, head_dim], for one head dim and either no mask or the causal one.
+struct AttentionVariant {
+  const char* op;
+  const char* name;
+  Target target;
+  DType x;  // of q, k, v and out
+  bool causal;
+  int bm, bn, head_dim;  // the tile: queries, and keys in one step
+  int threads;
+  int shared_bytes;
+  MapBox maps[4];  // q, k, v, out
+  const void* kernel;
+};
+
+// A problem on which an attention kernel was timed, in the same run as eager PyTorch.
+struct AttentionMeasurement {
+  int variant;  // index in attention_variants
+  const char* gpu;
+  int64_t batch_heads, sq, sk;  // batch_heads: batches * heads of q
+  double us, baseline_us;
+};
+
+extern const AttentionVariant attention_variants[];
+extern const int attention_variant_count;
+extern const AttentionMeasurement attention_measurements[];
+extern const int attention_measurement_count;
 
 }  // namespace tileops

@@ -46,6 +46,21 @@ def test_tables_follow_the_order_of_the_workloads_and_leave_out_no_row():
     assert "| one call of softmax | 3.5 us | eager 5.2 us |" in text
 
 
+def test_attention_shows_some_of_its_rows():
+    names = [
+        "b4 h16 s1024 d64 bf16 full",
+        "b4 h16 s2048 d64 bf16 full",
+        "b1 h16 s1024 d64 bf16 full",
+        "b4 h16 s1024 d64 f16 full",
+    ]
+    ratios = {"eager": 1.5, "cudnn": 1.25}
+    rows = [
+        {"op": "flash_attention", "workload": name, "us": 2.0, "tflops": 500.2, "ratios": ratios, "error": 1e-3}
+        for name in names
+    ]
+    assert plot.attention_table(rows).splitlines()[2:] == [f"| {names[0]} | 2.0 | 500 | 1.50x | 1.25x | 1.0e-03 |"]
+
+
 def test_a_row_without_a_peer_leaves_its_cell_empty():
     rows = [row for row in sample() if row["op"] == "rms_norm_silu"][:2]
     del rows[0]["peers_us"]["formula"], rows[0]["ratios"]["formula"]

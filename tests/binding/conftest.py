@@ -14,7 +14,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from tileops_dsl.operators import schemas
+from build_backend.operators import schemas
 
 ROOT = Path(__file__).resolve().parents[2]
 HERE = Path(__file__).resolve().parent
@@ -30,6 +30,10 @@ extern const ProductVariant product_variants[] = {ProductVariant()};
 extern const int product_variant_count = 0;
 extern const ProductMeasurement product_measurements[] = {ProductMeasurement()};
 extern const int product_measurement_count = 0;
+extern const AttentionVariant attention_variants[] = {AttentionVariant()};
+extern const int attention_variant_count = 0;
+extern const AttentionMeasurement attention_measurements[] = {AttentionMeasurement()};
+extern const int attention_measurement_count = 0;
 }
 """
 FLAGS = "-std=c++17 -O1 -Wall -Wextra -Werror -fPIC -fvisibility=hidden".split()

@@ -124,6 +124,7 @@ void record_launch(const char* kernel) {
 
 namespace tileops {
 
+// Kernels for aligned rows of sm_90a are paced.
 #define ROW(op, target, x, y, vector, kind, max_cols, per_block) \
   {#op,                                                          \
    #op "_" #target "_" #x "_" #y "_v" #vector #kind,             \
@@ -135,6 +136,7 @@ namespace tileops {
    #kind[0] == 's',                                              \
    max_cols,                                                     \
    per_block,                                                    \
+   vector > 1 && Target::target == Target::sm_90a,               \
    128,                                                          \
    256,                                                          \
    &names[__COUNTER__]}
@@ -160,7 +162,7 @@ extern const RowVariant row_variants[] = {
     ROW(merge_attention, sm_90a, bf16, bf16, 8, , 64, 4),
     ROW(merge_attention, sm_90a, bf16, bf16, 1, , 0, 2),
     ROW(merge_attention, portable, bf16, bf16, 1, , 0, 1),
-    {nullptr, nullptr, Target::portable, DType::none, DType::none, 0, false, false, 0, 0, 0, 0, nullptr}};
+    {nullptr, nullptr, Target::portable, DType::none, DType::none, 0, false, false, 0, 0, false, 0, 0, nullptr}};
 extern const int row_variant_count = sizeof(row_variants) / sizeof(row_variants[0]) - 1;
 
 }  // namespace tileops
@@ -228,12 +230,20 @@ cudaError_t cudaFuncGetAttributes(cudaFuncAttributes*, const void* kernel) {
   return cudaErrorInvalidDeviceFunction;
 }
 
-cudaError_t cudaLaunchKernel(const void* kernel, dim3 grid, dim3 block, void** arguments, size_t shared, cudaStream_t stream) {
-  if (launch_error != cudaSuccess) return launch_error;
+}
+
+namespace fake {
+
+cudaError_t launch_row(const cudaLaunchConfig_t& config, const void* kernel, void** arguments) {
   for (int n = 0; n < row_variant_count; ++n) {
     const tileops::RowVariant& v = row_variants[n];
     if (v.kernel != kernel) continue;
-    if (int(block.x) != v.threads || int(shared) != v.shared_bytes || stream != reinterpret_cast<cudaStream_t>(0x5)) abort();
+    const dim3 grid = config.gridDim;
+    const bool right = int(config.blockDim.x) == v.threads && int(config.dynamicSmemBytes) == v.shared_bytes &&
+                       config.stream == reinterpret_cast<cudaStream_t>(0x5) && config.numAttrs == v.paced &&
+                       (!v.paced || (config.attrs[0].id == cudaLaunchAttributeClusterDimension &&
+                                     config.attrs[0].val.clusterDim.x * config.attrs[0].val.clusterDim.y == 1));
+    if (!right) abort();
     fake::record_launch(v.name);
     const std::string op = v.op;
     if (op == "merge_attention") fake::merge_attention(v, grid, arguments[0]);
@@ -252,6 +262,10 @@ cudaError_t cudaLaunchKernel(const void* kernel, dim3 grid, dim3 block, void** a
   }
   return cudaErrorInvalidDeviceFunction;
 }
+
+}  // namespace fake
+
+extern "C" {
 
 // torch's shim: copies are counted, and a CPU tensor must pass for one of GPU 0.
 AOTITorchError aoti_torch_copy_(AtenTensorHandle self, AtenTensorHandle src, int32_t non_blocking) {

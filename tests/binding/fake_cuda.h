@@ -3,6 +3,9 @@
 
 #include <cuda_runtime_api.h>
 #include <stdint.h>
+#include <tileops/tensor_map.h>
+
+#include <initializer_list>
 
 #include "variant.h"
 
@@ -12,9 +15,30 @@ double load(const void* base, int64_t i, int type);  // type: as tileops::DType
 void store(void* base, int64_t i, int type, float value);
 
 bool launch_fails();
+cudaError_t launch_row(const cudaLaunchConfig_t& config, const void* kernel, void** arguments);  // of a row kernel
 void count_question();  // about a kernel: must be asked while the thread is relaxed about captures
 void record_launch(const char* kernel);
 
-void merge_attention(const tileops::RowVariant& v, dim3 grid, const void* params);  // computes what was launched
+void record_launch(const char* kernel, std::initializer_list<int64_t> numbers);  // the same, for fake_last_launch
+
+// What the made-up driver writes into a tensor map. Strides in bytes.
+struct Map {
+  const char* data;
+  unsigned rank;
+  uint64_t extents[4], strides[3];
+  uint32_t box[4];
+  int type;
+  unsigned swizzle;
+};
+static_assert(sizeof(Map) <= sizeof(tileops::tensor_map), "fits where the real one does");
+
+// A map of the parameters, which must be that of a tensor of these extents.
+Map map_of(const tileops::tensor_map& bytes, unsigned rank, std::initializer_list<int64_t> extents, int type,
+           tileops::MapBox box);
+
+// Each computes what was launched.
+void launch_gemm(const tileops::ProductVariant& v, const cudaLaunchConfig_t& config, const void* params);
+void launch_attention(const tileops::AttentionVariant& v, const cudaLaunchConfig_t& config, const void* params);
+void merge_attention(const tileops::RowVariant& v, dim3 grid, const void* params);
 
 }  // namespace fake

@@ -1,13 +1,9 @@
-// The made-up CUDA's products: tensor maps, clusters, and a launch that computes the product in C++ from what it was given, and
-// checks the rules of TMA that a GPU would.
-#include <cuda.h>
+// The made-up CUDA's products: a launch computes the product in C++ from what it was given.
 #include <cuda_runtime_api.h>
 #include <math.h>
 #include <stdlib.h>
-#include <string.h>
 
 #include <algorithm>
-#include <string>
 
 #include "fake_cuda.h"
 #include "gemm_portable_params.h"
@@ -36,7 +32,7 @@ namespace tileops {
 #define MAPS {32, 64, 64}, {32, 128, 64}, {64, 64, 128}, {64, 64, 128}
 #define WIDE {32, 64, 64}, {32, 128, 64}, {32, 64, 128}, {32, 64, 128}
 
-static const char places[64] = {};
+static const char places[64] = {};  // their addresses are the kernels
 
 extern const ProductVariant product_variants[] = {
     PRODUCT(sm_90a, bf16, bf16, n, t, 8, 128, 256, 2, MAPS), PRODUCT(sm_90a, bf16, bf16, n, t, 8, 64, 32, 1, MAPS),
@@ -63,37 +59,6 @@ namespace {
 
 using tileops::ProductVariant;
 
-int64_t encodes = 0;
-std::string launch_text;
-
-// What the made-up driver writes into a tensor map.
-struct Map {
-  const char* data;
-  uint64_t extents[3], strides[2];
-  uint32_t box[3];
-  int32_t type, swizzle;
-};
-static_assert(sizeof(Map) <= sizeof(CUtensorMap), "fits where the real one does");
-
-CUresult encode(CUtensorMap* out, CUtensorMapDataType type, cuuint32_t rank, void* data, const cuuint64_t* extents,
-                const cuuint64_t* strides, const cuuint32_t* box, const cuuint32_t* steps, CUtensorMapInterleave,
-                CUtensorMapSwizzle swizzle, CUtensorMapL2promotion, CUtensorMapFloatOOBfill) {
-  ++encodes;
-  const int size = type == CU_TENSOR_MAP_DATA_TYPE_FLOAT32 ? 4 : 2;
-  const int span = swizzle == CU_TENSOR_MAP_SWIZZLE_128B ? 128 : swizzle == CU_TENSOR_MAP_SWIZZLE_64B ? 64 : 32;
-  bool good = rank == 3 && reinterpret_cast<uintptr_t>(data) % 16 == 0 && box[0] * size <= unsigned(span);
-  for (int d = 0; d < 3; ++d) good = good && extents[d] > 0 && extents[d] <= 1ull << 32 && box[d] <= 256 && steps[d] == 1;
-  for (int d = 0; d < 2; ++d) good = good && strides[d] % 16 == 0 && strides[d] < 1ull << 40;
-  if (!good) return CUDA_ERROR_INVALID_VALUE;
-  const int code = size == 4 ? 3 : type == CU_TENSOR_MAP_DATA_TYPE_FLOAT16 ? 2 : 1;  // as tileops::DType
-  Map map = {static_cast<char*>(data), {}, {strides[0], strides[1]}, {}, code, span};
-  std::copy(extents, extents + 3, map.extents);
-  std::copy(box, box + 3, map.box);
-  memset(out, 0, sizeof(*out));
-  memcpy(out, &map, sizeof(map));
-  return CUDA_SUCCESS;
-}
-
 // A stack of matrices, however the kernel got it.
 struct Matrices {
   const void* data;
@@ -106,14 +71,9 @@ struct Matrices {
 
 Matrices of_map(const tileops::tensor_map& bytes, bool transposed, int64_t batch, int64_t rows, int64_t columns, int type,
                 tileops::MapBox box) {
-  Map map;
-  memcpy(&map, &bytes, sizeof(map));
   if (transposed) std::swap(rows, columns);
+  const fake::Map map = fake::map_of(bytes, 3, {columns, rows, batch}, type, box);
   const int64_t size = type == 3 ? 4 : 2, row = map.strides[0] / size;
-  const bool right = map.extents[0] == uint64_t(columns) && map.extents[1] == uint64_t(rows) &&
-                     map.extents[2] == uint64_t(batch) && map.type == type && map.box[0] == uint32_t(box.columns) &&
-                     map.box[1] == uint32_t(box.rows) && map.box[2] == 1 && map.swizzle == box.swizzle;
-  if (!right) abort();
   return {map.data, int64_t(map.strides[1]) / size, transposed ? 1 : row, transposed ? row : 1, type};
 }
 
@@ -159,70 +119,29 @@ void run_portable(const ProductVariant& v, const tileops::gemm_portable_params& 
           of_strides(p.c, p.c_stride, false, y), of_strides(p.residual, p.residual_stride, false, y));
 }
 
-const ProductVariant* find(const void* kernel) {
-  for (int i = 0; i < tileops::product_variant_count; ++i) {
-    if (tileops::product_variants[i].kernel == kernel) return &tileops::product_variants[i];
-  }
-  return nullptr;
+template <typename Params>
+void note(const ProductVariant& v, const cudaLaunchConfig_t& config, const Params& p) {
+  fake::record_launch(v.name, {config.gridDim.x, config.numAttrs ? config.attrs[0].val.clusterDim.x : 1, p.batch, p.m, p.n, p.k});
 }
 
 }  // namespace
 
-extern "C" {
-#pragma GCC visibility push(default)
+namespace fake {
 
-int64_t fake_encodes() { return encodes; }
-const char* fake_last_launch() { return launch_text.c_str(); }  // grid, cluster, batch, m, n, k
-
-#pragma GCC visibility pop
-
-cudaError_t cudaGetDriverEntryPointByVersion(const char* name, void** function, unsigned version, unsigned long long,
-                                             cudaDriverEntryPointQueryResult* found) {
-  const bool known = strcmp(name, "cuTensorMapEncodeTiled") == 0 && version == 12000;
-  *function = known ? reinterpret_cast<void*>(&encode) : nullptr;
-  *found = known ? cudaDriverEntryPointSuccess : cudaDriverEntryPointSymbolNotFound;
-  return cudaSuccess;
-}
-
-cudaError_t cudaFuncSetAttribute(const void* kernel, cudaFuncAttribute attribute, int value) {
-  fake::count_question();
-  const ProductVariant* v = find(kernel);
-  const bool right = v && attribute == cudaFuncAttributeMaxDynamicSharedMemorySize && value == v->shared_bytes;
-  return right ? cudaSuccess : cudaErrorInvalidValue;
-}
-
-cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessor(int* blocks, const void* kernel, int threads, size_t shared) {
-  fake::count_question();
-  const ProductVariant* v = find(kernel);
-  if (!v || threads != v->threads || int(shared) != v->shared_bytes) return cudaErrorInvalidValue;
-  *blocks = v->target == tileops::Target::sm_90a ? 1 : 2;
-  return cudaSuccess;
-}
-
-cudaError_t cudaLaunchKernelExC(const cudaLaunchConfig_t* config, const void* kernel, void** arguments) {
-  if (fake::launch_fails()) return cudaErrorLaunchFailure;
-  const ProductVariant* v = find(kernel);
-  if (!v) return cudaErrorInvalidDeviceFunction;
-  const unsigned cluster = config->numAttrs ? config->attrs[0].val.clusterDim.x : 1;
-  const bool right = int(config->blockDim.x) == v->threads && int(config->dynamicSmemBytes) == v->shared_bytes &&
-                     config->stream == reinterpret_cast<cudaStream_t>(0x5) && int(cluster) == v->cluster &&
-                     config->gridDim.x % cluster == 0 && config->gridDim.y == 1 && config->gridDim.z == 1 &&
-                     (!config->numAttrs || config->attrs[0].id == cudaLaunchAttributeClusterDimension);
+void launch_gemm(const ProductVariant& v, const cudaLaunchConfig_t& config, const void* params) {
+  const unsigned cluster = config.numAttrs ? config.attrs[0].val.clusterDim.x : 1;
+  const bool right = int(cluster) == v.cluster && config.gridDim.x % cluster == 0 &&
+                     (!config.numAttrs || config.attrs[0].id == cudaLaunchAttributeClusterDimension);
   if (!right) abort();
-  fake::record_launch(v->name);
-  const auto note = [&](const auto& p) {
-    launch_text = std::to_string(config->gridDim.x) + " " + std::to_string(cluster);
-    for (const int n : {p.batch, p.m, p.n, p.k}) launch_text += " " + std::to_string(n);
-  };
-  if (v->target == tileops::Target::sm_90a) {
-    const auto& p = *static_cast<const tileops::gemm_sm_90a_params*>(arguments[0]);
-    note(p);
-    run_sm_90a(*v, p);
+  if (v.target == tileops::Target::sm_90a) {
+    const auto& p = *static_cast<const tileops::gemm_sm_90a_params*>(params);
+    note(v, config, p);
+    run_sm_90a(v, p);
   } else {
-    const auto& p = *static_cast<const tileops::gemm_portable_params*>(arguments[0]);
-    note(p);
-    run_portable(*v, p);
+    const auto& p = *static_cast<const tileops::gemm_portable_params*>(params);
+    note(v, config, p);
+    run_portable(v, p);
   }
-  return cudaSuccess;
 }
-}
+
+}  // namespace fake

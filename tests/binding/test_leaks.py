@@ -27,6 +27,11 @@ def attention(x):
     return x[:64].view(2, 4, 8, 16), x[:48].view(2, 6, 4, 16), x[48:96].view(2, 6, 4, 16)
 
 
+def measured(x):
+    """The same for a kernel that was measured to win."""
+    return x.view(1, 16, 8, 64)[:, :8], x.view(1, 32, 4, 64), x.view(1, 32, 4, 64)
+
+
 def pages():
     return torch.zeros(2, 2, dtype=torch.int32), torch.ones(2, dtype=torch.int64)
 
@@ -59,6 +64,10 @@ CALLS = {
     "gemm, eager error": lambda o, x, w: refused(RuntimeError, o.gemm, x[:, :3], x[:3], activation="relu"),
     "attention": lambda o, x, w: o.flash_attention(*attention(x), scale=0.5),
     "attention out": lambda o, x, w: o.flash_attention.out(*attention(x), out=gaps(2, 4, 8, 16), lse=torch.empty(2, 8, 4)),
+    "attention, kernel": lambda o, x, w: o.flash_attention(*measured(x)),
+    "attention, kernel out": lambda o, x, w: o.flash_attention.out(
+        *measured(x), out=gaps(1, 8, 8, 65)[..., :64], lse=torch.empty(1, 8, 8)
+    ),
     "attention, bad input": lambda o, x, w: refused(ValueError, o.flash_attention, *attention(x), scale=0.5, sinks=w),
     "attention, bad out": lambda o, x, w: refused(
         ValueError, o.flash_attention.out, *attention(x), out=gaps(2, 4, 8, 16), lse=torch.empty(2, 8)

@@ -1,0 +1,48 @@
+// Which kernel serves attention: the rows of the generated table, and where they were measured, against the call.
+#pragma once
+
+#include <string>
+
+#include "device.h"
+#include "variant.h"
+
+namespace tileops {
+
+// A tensor [batch, tokens, heads, columns]. data NULL: it is yet to be allocated, and will be aligned.
+struct AttentionTensor {
+  const void* data;
+  const int64_t* extents;
+  const int64_t* strides;
+};
+
+struct AttentionCall {
+  DType type;
+  AttentionTensor q, k, v, out;  // extents of k are those of v, and their columns those of q
+  void* lse;
+  const int64_t* lse_strides;  // of (batch, head, row)
+  bool causal;
+  float scale_log2;  // scale * log2(e)
+
+  int64_t batches() const { return q.extents[0]; }
+  int64_t heads() const { return q.extents[2]; }
+  int64_t kv_heads() const { return k.extents[2]; }
+  int64_t sq() const { return q.extents[1]; }
+  int64_t sk() const { return k.extents[1]; }
+  int64_t head_dim() const { return q.extents[3]; }
+};
+
+struct AttentionChoice {
+  const AttentionVariant* variant = nullptr;  // NULL: the reason says why
+  std::string reason;
+};
+
+// What a kernel has for good: dtype, head dim and mask. NULL if they are the call's.
+const char* why_other_kind(const AttentionVariant& variant, const AttentionCall& call);
+
+// NULL if the kernel can serve the call, else what it asks for that the call lacks.
+const char* why_not(const AttentionVariant& variant, const AttentionCall& call);
+
+// The kernel that TILEOPS_FORCE names, or one that was measured to be faster than eager PyTorch near this problem.
+AttentionChoice choose_attention(const Device& device, const AttentionCall& call);
+
+}  // namespace tileops
