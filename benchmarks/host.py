@@ -1,4 +1,4 @@
-"""`python -m benchmarks.host`: what one call costs the host, in microseconds, on tensors too small to keep a GPU busy."""
+"""`python -m benchmarks.host`: what one call costs the host, in microseconds, while the GPU has not run out of queue."""
 
 import argparse
 import sys
@@ -16,6 +16,7 @@ from tileops.demo import OPERATORS
 CALLS = 200  # of one measurement: below the some 1000 launches after which CUDA makes the host wait
 ROUNDS = 31
 SHAPE = (1, 256)
+CUBE = {"cuda": 4096, "cpu": 64}  # of gemm: one that has a kernel
 
 
 class HostReplay:
@@ -40,22 +41,25 @@ def synchronize():
         torch.cuda.synchronize()
 
 
-def contestants(op, device):
-    """The public function, the raw operator under it, and what PyTorch has."""
+def tensors_of(op, device):
+    if op == "gemm":
+        a, b = (torch.randn(CUBE[device], CUBE[device], device=device, dtype=torch.bfloat16) for _ in range(2))
+        return {"a": a, "b": b.t()}
     x = torch.randn(SHAPE, device=device, dtype=torch.bfloat16)
-    weight = None if op == "softmax" else torch.ones(SHAPE[-1], device=device, dtype=torch.bfloat16)
-    tensors = [x] if weight is None else [x, weight]
-    named = {"x": x} if weight is None else {"x": x, "weight": weight}
-    public, raw, eager = getattr(tileops, op), getattr(getattr(torch.ops, NAMESPACE), op), OPERATORS[op].eager
-    return {
-        "tileops": HostReplay(lambda: public(*tensors)),
-        "raw operator": HostReplay(lambda: raw(*tensors)),
-        "eager": HostReplay(lambda: eager(**named)),
-    }
+    weight = {} if op == "softmax" else {"weight": torch.ones(SHAPE[-1], device=device, dtype=torch.bfloat16)}
+    return {"x": x, **weight}
 
 
-def measure(op, device, rounds):
-    return timing.measure(contestants(op, device), rounds, synchronize)
+def contestants(op, tensors):
+    """The public function, the raw operator under it, and what PyTorch has."""
+    public, raw = getattr(tileops, op), getattr(getattr(torch.ops, NAMESPACE), op)
+    eager = torch.matmul if op == "gemm" else lambda *_: OPERATORS[op].eager(**tensors)
+    functions = {"tileops": public, "raw operator": raw, "eager": eager}
+    return {name: HostReplay(lambda call=call: call(*tensors.values())) for name, call in functions.items()}
+
+
+def measure(op, tensors, rounds):
+    return timing.measure(contestants(op, tensors), rounds, synchronize)
 
 
 def row(op, measured, variant, gpu):
@@ -82,9 +86,10 @@ def main(arguments=None):
     gpu = torch.cuda.get_device_name() if device == "cuda" else "cpu"
     rows = []
     with torch.no_grad():
-        for op in OPERATORS:
-            decision = tileops.explain(op, torch.randn(SHAPE, device=device, dtype=torch.bfloat16))
-            rows.append(row(op, measure(op, device, options.rounds), decision.variant or "eager", gpu))
+        for op in (*OPERATORS, "gemm"):
+            tensors = tensors_of(op, device)
+            decision = tileops.explain(op, *tensors.values())
+            rows.append(row(op, measure(op, tensors, options.rounds), decision.variant or "eager", gpu))
     head = ["host cost of a call (us)", "tileops", *rows[0]["peers_us"], "vs eager", "path"]
     lines = [[r["workload"], r["us"], *r["peers_us"].values(), f"{r['ratios']['eager']:.2f}x", r["variant"]] for r in rows]
     print(aligned([head, *lines], left={0, len(head) - 1}))

@@ -29,6 +29,9 @@ ALIGNED = [
 SOFTMAX = {(64, 32, 4, 1): (64, 64, 2, 1), (512, 512, 3, 1): (256, 256, 6, 1), (512, 512, 4, 1): (256, 256, 8, 1)}
 # of 16 bits: 2 rows a thread in CTAs of 64 threads read 512 columns faster (tileops_dsl/kernels/NOTES.md)
 RMS_NORM_16 = {(128, 32, 2, 1): (64, 32, 2, 2)}
+# of 16 bits: in pace with memory (tileops_dsl/kernels/NOTES.md), which 1024 columns want in CTAs of 128 threads
+RMS_NORM_SILU_PACED = {tile: tile for tile in [(128, 4, 5, 1), (128, 8, 5, 1), (128, 16, 5, 1)]}
+RMS_NORM_SILU_PACED[64, 32, 4, 1] = (128, 32, 4, 1)
 # of 16 bits: a CTA fewer than the rule says, or they spill 4 bytes
 RMS_NORM_SILU_FEWER = {(128, 1, 1, 4), (128, 128, 3, 1)}
 ALIGNED_PORTABLE = [
@@ -103,10 +106,11 @@ def _tiles(op: str, target: str, vector: int) -> list[tuple]:
 
 
 def _aligned(op: str, dtypes: dict, vector: int, tile: tuple) -> dict:
-    row = _row(dtypes, vector, tile)
-    if op == "rms_norm_silu" and dtypes["target"] == "sm_90a" and vector == 8 and tile in RMS_NORM_SILU_FEWER:
-        row["min_blocks"] -= 1
-    return row
+    if op != "rms_norm_silu" or dtypes["target"] != "sm_90a" or vector != 8:
+        return _row(dtypes, vector, tile)
+    row = _row(dtypes, vector, RMS_NORM_SILU_PACED.get(tile, tile))
+    row["min_blocks"] -= tile in RMS_NORM_SILU_FEWER
+    return row | ({"paced": True} if tile in RMS_NORM_SILU_PACED else {})
 
 
 def _weight_fits(tile: tuple, vector: int) -> bool:

@@ -179,7 +179,7 @@ def test_host_cost_runs_on_the_cpu(tmp_path, monkeypatch, capsys):
     out = tmp_path / "cpu.jsonl"
     host.main(["--rounds", "1", "--out", str(out)])
     rows = results.read(out)
-    assert [row["op"] for row in rows] == ["host"] * 3
+    assert [row["workload"] for row in rows] == [f"one call of {op}" for op in ("softmax", "rms_norm", "rms_norm_silu", "gemm")]
     assert all(list(row["peers_us"]) == ["raw operator", "eager"] and row["us"] > 0 for row in rows)
 
 
