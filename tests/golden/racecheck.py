@@ -17,8 +17,10 @@ import launch
 HERE = Path(__file__).parent
 CASES = {  # arguments of Python: whether arrivals become syncs
     "gemm": ("test_gemm[300-264-200]", False),
-    "attention, full": ("test_flash_attention[shape2-False]", False),
-    "attention, causal": ("test_flash_attention[shape2-True]", False),
+    "attention, full": ("test_flash_attention[by hand-shape2-False]", False),
+    "attention, causal": ("test_flash_attention[by hand-shape2-True]", False),
+    "generated attention, full": ("test_flash_attention[generated-shape2-False]", False),
+    "generated attention, causal": ("test_flash_attention[generated-shape2-True]", False),
     "mla": ("test_mla_decode[1-64-lengths1-1]", True),
 }
 
