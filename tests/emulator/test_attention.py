@@ -89,6 +89,16 @@ def test_heads_first(gpu, generated):
     check(gpu, generated(False), q, k, v)
 
 
+@pytest.mark.parametrize("causal", [False, True])
+def test_batch_invariance(gpu, generated, causal):
+    """From one kernel a sequence has the same result whatever else is in the batch: the dispatcher may take another one."""
+    kernel, tensors = generated(causal), inputs(2, 150, 200, 2, 1)
+    whole = kernel(*tensors)
+    for b in range(2):
+        alone = kernel(*(t[b : b + 1] for t in tensors))
+        assert all(torch.equal(one[0], all_[b]) for one, all_ in zip(alone, whole, strict=True))
+
+
 WORDS = (
     *("wait", "arrive", "arrive_expect_bytes", "fence_barrier_init", "sync_threads", "named_barrier_sync"),
     *("wgmma_fence", "wgmma_commit", "wgmma_wait<0>", "wgmma_wait<1>"),
