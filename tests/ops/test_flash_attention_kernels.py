@@ -209,6 +209,18 @@ def test_same_result_each_time(causal):
         assert all(map(torch.equal, run(), first))
 
 
+@pytest.mark.parametrize("name", KERNELS)
+def test_batch_invariance(name):
+    """From one kernel a sequence has the same result whatever else is in the batch; which kernel, the size decides."""
+    kernel = KERNELS[name]
+    q, k, v = cuda(5, 300, 500, 4, 2, kernel["tile"][2], dtype=DTYPES[kernel["x"]])
+    with tileops.knobs.scope(force=name, require_native=True):
+        whole = tileops.flash_attention(q, k, v, causal=kernel["causal"])
+        for b in range(5):
+            alone = tileops.flash_attention(q[b : b + 1], k[b : b + 1], v[b : b + 1], causal=kernel["causal"])
+            assert all(torch.equal(one[0], all_[b]) for one, all_ in zip(alone, whole))
+
+
 def test_side_stream(causal):
     need(causal)
     q, k, v = cuda(1, 256, 512, 4, 4, 128, dtype=torch.bfloat16)
