@@ -10,6 +10,7 @@ import json
 import sys
 from dataclasses import asdict
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -26,30 +27,87 @@ from tileops_dsl import configs
 HEAD_DIMS, LENGTHS, BATCHES = (64, 96, 128, 256), (512, 1024, 2048, 4096, 16384), (1, 4, 16)  # of 16 heads
 DTYPES = {"bfloat16": LENGTHS, "float16": (1024, 4096, 16384)}
 HEADS, MOST = 16, 1 << 20  # rows of q in all
+# Causal: head dim, that of values, window (how many keys a query sees; 0: all), sinks, softcap; and whose layers they are.
+OPTIONS = (
+    (64, 64, 128, True, 0.0),  # gpt-oss, every other layer
+    (64, 64, 0, True, 0.0),  # the others
+    (64, 64, 1024, False, 0.0),
+    (128, 128, 128, False, 0.0),
+    (128, 128, 1024, False, 0.0),  # Gemma 3 27B
+    (128, 128, 4096, False, 0.0),  # Mistral 7B
+    (128, 128, 4096, False, 50.0),  # Gemma 2 27B, every other layer
+    (128, 128, 0, False, 50.0),  # the others
+    (256, 256, 1024, False, 0.0),  # Gemma 3 12B
+    (256, 256, 4096, False, 50.0),  # Gemma 2 9B, every other layer
+    (256, 256, 0, False, 50.0),  # the others
+    (192, 128, 0, False, 0.0),  # DeepSeek-V3, a prompt
+)
+OPTION_LENGTHS, OPTION_BATCHES = (1024, 4096, 16384), (1, 4)
 TOLERANCE = {"bfloat16": 2**-7, "float16": 2**-9}  # of the largest value
 SAMPLE = 64  # rows of q that are compared with float64
 
 
+class Problem(NamedTuple):
+    dtype: str
+    dim: int
+    causal: bool
+    batch: int
+    length: int
+    dim_v: int = 0  # 0: as dim
+    window: int = 0  # how many keys a query sees; 0: a window hides none
+    sinks: bool = False
+    softcap: float = 0.0
+
+    plain = property(lambda self: not (self.window or self.sinks or self.softcap))
+
+    @property
+    def label(self) -> str:
+        dims = f"d{self.dim}" + f"/{self.dim_v}" * (self.dim_v not in (0, self.dim))
+        text = f"b{self.batch} h{HEADS} s{self.length} {dims} {configs.SHORT[self.dtype]} {'causal' if self.causal else 'full'}"
+        options = f" window {self.window}" * (self.window > 0), " sinks" * self.sinks, f" softcap {self.softcap:g}"
+        return text + options[0] + options[1] + options[2] * (self.softcap > 0)
+
+    def served_by(self, row: configs.AttentionConfig) -> bool:
+        """As csrc/attention_choice.cpp has it."""
+        if (row.x, row.tile[2], row.head_dim_v) != (self.dtype, self.dim, self.dim_v or self.dim):
+            return False
+        if self.plain:
+            return row.causal == self.causal and not row.options
+        return row.window and row.sinks >= self.sinks and row.softcap == (self.softcap > 0)
+
+    def options(self, device="cuda") -> dict:
+        options = {"causal": self.causal, "softcap": self.softcap}
+        options |= {"window_left": self.window - 1} if self.window else {}
+        return options | ({"sinks": torch.linspace(-1, 3, HEADS, device=device)} if self.sinks else {})
+
+
 def problems(match: str):
-    """(dtype, head dim, causal, batch, length), with the tokens of a pass over a long prompt at most."""
-    for dtype, dim, causal in itertools.product(DTYPES, HEAD_DIMS, (False, True)):
-        for batch, length in itertools.product(BATCHES, DTYPES[dtype]):
-            if batch * HEADS * length <= MOST and match in label(dtype, dim, causal, batch, length):
-                yield dtype, dim, causal, batch, length
+    """With the tokens of a pass over a long prompt at most; a window is shorter than the prompt."""
+    plain = [
+        Problem(dtype, dim, causal, batch, length)
+        for dtype, dim, causal in itertools.product(DTYPES, HEAD_DIMS, (False, True))
+        for batch, length in itertools.product(BATCHES, DTYPES[dtype])
+    ]
+    others = [
+        Problem(dtype, dim, True, batch, length, *rest)
+        for dtype, (dim, *rest) in itertools.product(DTYPES, OPTIONS)
+        for batch, length in itertools.product(OPTION_BATCHES, OPTION_LENGTHS)
+    ]
+    for problem in (*plain, *others):
+        if problem.batch * HEADS * problem.length <= MOST and match in problem.label and problem.window < problem.length:
+            yield problem
 
 
-def label(dtype, dim, causal, batch, length):
-    return f"b{batch} h{HEADS} s{length} d{dim} {configs.SHORT[dtype]} {'causal' if causal else 'full'}"
-
-
-def error(out, q, k, v, causal):
+def error(out, q, k, v, causal, window_left=-1, softcap=0.0, sinks=None):
     """The largest distance from float64, relative to the largest value, of some rows of the last head."""
-    rows = torch.linspace(0, q.shape[1] - 1, SAMPLE, device=q.device).long()
+    rows, keys = torch.linspace(0, q.shape[1] - 1, SAMPLE, device=q.device).long(), torch.arange(k.shape[1], device=q.device)
     q, k, v, out = (t[-1, :, -1] for t in (q, k, v, out))
     scores = q[rows].double() @ k.double().T * q.shape[-1] ** -0.5
-    if causal:
-        scores = scores.masked_fill(torch.arange(k.shape[0], device=q.device) > rows[:, None], float("-inf"))
-    exact = scores.softmax(-1) @ v.double()
+    scores = softcap * torch.tanh(scores / softcap) if softcap else scores
+    hidden = (keys > rows[:, None]) & causal | (keys < rows[:, None] - window_left) & (window_left >= 0)
+    scores = scores.masked_fill(hidden, float("-inf"))
+    scores = scores if sinks is None else torch.cat((scores, sinks[-1].double().expand(SAMPLE, 1)), 1)
+    exact = scores.softmax(-1)[:, : k.shape[0]] @ v.double()
     return ((out[rows].double() - exact).abs().max() / exact.abs().max()).item()
 
 
@@ -58,32 +116,39 @@ def cudnn(q, k, v, causal):
         return F.scaled_dot_product_attention(*(t.transpose(1, 2) for t in (q, k, v)), is_causal=causal).transpose(1, 2)
 
 
-def forced(name, q, k, v, causal):
+def forced(name, q, k, v, options):
     with knobs.scope(force=name):
-        return tileops.flash_attention(q, k, v, causal=causal)[0]
+        return tileops.flash_attention(q, k, v, **options)[0]
+
+
+def scores(problem: Problem) -> float:
+    """That a query of the problem has on average."""
+    seen = problem.length / (2 if problem.causal else 1)
+    return min(seen, problem.window - problem.window**2 / (2 * problem.length)) if problem.window else seen
 
 
 def measure(problem, rows, rounds):
     """(row of the results, {kernel: microseconds}, microseconds of the eager twin)."""
-    dtype, dim, causal, batch, length = problem
-    names = [row.name for row in rows if (row.x, row.tile[2], row.causal) == (dtype, dim, causal)]
-    shape = (batch, length, HEADS, dim)
-    size = 4 * batch * length * HEADS * dim * 2
+    dtype, dim, causal, batch, length, dim_v = problem[:6]
+    names, options, dim_v = [row.name for row in rows if problem.served_by(row)], problem.options(), dim_v or dim
+    shapes = [(batch, length, HEADS, columns) for columns in (dim, dim, dim_v)]
+    size = batch * length * HEADS * (2 * dim + 2 * dim_v) * 2
     count, calls = timing.rotation(size, timing.l2_bytes())
     calls = max(count, min(calls, 1 + (1 << 32) // (batch * HEADS * length * length)))
-    sets = [tuple(torch.randn(shape, device="cuda", dtype=getattr(torch, dtype)) for _ in range(3)) for _ in range(count)]
-    contestants = {name: lambda q, k, v, name=name: forced(name, q, k, v, causal) for name in ("eager", *names)}
-    contestants["cudnn"] = lambda q, k, v: cudnn(q, k, v, causal)
-    errors = {name: error(fn(*sets[0]), *sets[0], causal) for name, fn in contestants.items()}
+    sets = [tuple(torch.randn(shape, device="cuda", dtype=getattr(torch, dtype)) for shape in shapes) for _ in range(count)]
+    contestants = {name: lambda q, k, v, name=name: forced(name, q, k, v, options) for name in ("eager", *names)}
+    if problem.plain and dim == dim_v:
+        contestants["cudnn"] = lambda q, k, v: cudnn(q, k, v, causal)
+    errors = {name: error(fn(*sets[0]), *sets[0], **options) for name, fn in contestants.items()}
     if not max(errors.values()) < TOLERANCE[dtype]:
-        raise SystemExit(f"benchmarks.attention: {label(*problem)}: wrong results, {errors}")
+        raise SystemExit(f"benchmarks.attention: {problem.label}: wrong results, {errors}")
     measured = timing.measure({name: timing.GraphReplay(fn, sets, calls) for name, fn in contestants.items()}, rounds)
     best = min(names, key=measured.us.get)
-    flops = 4 * batch * HEADS * length * length * dim / (2 if causal else 1)
+    flops = 2 * batch * HEADS * length * scores(problem) * (dim + dim_v)
     peers = [name for name in contestants if name != best]
     row = {
         "op": "flash_attention",
-        "workload": label(*problem),
+        "workload": problem.label,
         "target": "sm_90a",
         "variant": best,
         "us": round(measured.us[best], 2),
@@ -96,12 +161,19 @@ def measure(problem, rows, rounds):
     return row, {name: measured.us[name] for name in names}, measured.us["eager"]
 
 
+def ratio(row, peer) -> str:
+    return f"{row['ratios'][peer]:.2f}x" if peer in row["ratios"] else "-"
+
+
 def write_configs(path, rows, found):
     """The rows of the configuration with what was measured; `found`: {kernel: measurements}."""
     lines = []
     for row in rows:
         fields = {"target": row.target, "x": row.x, "y": row.y, "tile": row.tile, "stages": row.stages, "causal": row.causal}
+        fields |= {"options": row.options} if row.options else {}
+        fields |= {"head_dim_v": row.head_dim_v} if row.head_dim_v != row.tile[2] else {}
         measured = [asdict(problem) for problem in found.get(row.name, row.measured)]
+        measured = [{k: v for k, v in problem.items() if k != "window" or v} for problem in measured]
         lines.append(json.dumps(fields | ({"measured": measured} if measured else {})))
     path.write_text("[\n " + ",\n ".join(lines) + "\n]\n")
 
@@ -120,20 +192,20 @@ def main(arguments=None):
     chosen, found, written = list(problems(options.match)), {}, []
     progress = Progress(len(chosen))
     for problem in chosen:
-        progress.step(label(*problem))
+        progress.step(problem.label)
         with torch.no_grad():
             row, kernels, eager = measure(problem, rows, options.rounds)
         written.append(row)
         for name, us in kernels.items():
-            at = MeasuredAttention(gpu, problem[3] * HEADS, problem[4], problem[4], round(us, 2), round(eager, 2))
+            size = problem.batch * HEADS, problem.length, problem.length
+            at = MeasuredAttention(gpu, *size, round(us, 2), round(eager, 2), problem.window)
             found.setdefault(name, []).append(at)
         results.write(path, [row])
         torch.cuda.empty_cache()
     progress.close()
     head = ["flash_attention", "us", "TFLOP/s", "vs eager", "vs cudnn", "kernel"]
     lines = [
-        [r["workload"], r["us"], r["tflops"], *(f"{r['ratios'][peer]:.2f}x" for peer in ("eager", "cudnn")), r["variant"]]
-        for r in written
+        [r["workload"], r["us"], r["tflops"], *(ratio(r, peer) for peer in ("eager", "cudnn")), r["variant"]] for r in written
     ]
     print(aligned([head, *lines], left={0, len(head) - 1}))
     if options.configs:

@@ -34,5 +34,6 @@ class MeasuredAttention:
     sk: int
     us: float
     baseline_us: float
+    window: int = 0  # how many keys a query sees at most; 0: a window hides none
 
-    problem = property(lambda self: (self.batch_heads, self.sq, self.sk))
+    problem = property(lambda self: (self.batch_heads, self.sq, self.sk, self.window))

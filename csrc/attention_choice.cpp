@@ -1,6 +1,6 @@
 #include "attention_choice.h"
 
-#include "check.h"
+#include "attention_check.h"
 #include "gemm_problem.h"
 #include "knobs.h"
 #include "measured_choice.h"
@@ -23,8 +23,23 @@ bool counts_in_32_bits(const AttentionVariant& v, const AttentionCall& c) {
 }
 
 std::string describe(const AttentionCall& call) {
-  return std::string(dtype_name(call.type)) + " " + (call.causal ? "causal " : "") + "head dim " +
-         std::to_string(call.head_dim());
+  std::string text = std::string(dtype_name(call.type)) + " " + (call.causal ? "causal " : "") +
+                     head_dims_text(call.head_dim(), call.head_dim_v());
+  const char* join = " with ";
+  const auto option = [&](bool has, const char* name) {
+    if (!has) return;
+    text += join + std::string(name);
+    join = " and ";
+  };
+  option(call.has_window(), "a window");
+  option(call.has_sinks(), "sinks");
+  option(call.has_softcap, "a softcap");
+  return text;
+}
+
+double windows_apart(int64_t measured, int64_t wanted) {
+  if (measured && wanted) return apart(measured, wanted);
+  return measured == wanted ? 1 : INFINITY;
 }
 
 std::string shape_of(int64_t batch_heads, int64_t sq, int64_t sk) {
@@ -35,8 +50,14 @@ std::string shape_of(int64_t batch_heads, int64_t sq, int64_t sk) {
 
 const char* why_other_kind(const AttentionVariant& v, const AttentionCall& call) {
   if (v.x != call.type) return "it is for another dtype";
-  if (v.head_dim != call.head_dim()) return "it is for another head dim";
-  if (v.causal != call.causal) return v.causal ? "it is for causal attention" : "it has no causal mask";
+  if (v.head_dim != call.head_dim() || v.head_dim_v != call.head_dim_v()) return "it is for another head dim";
+  if (v.causal && !call.causal) return "it is for causal attention";
+  if (call.causal && !v.causal && !v.window) return "it has no causal mask";
+  if (call.has_window() && !v.window) return "it has no window";
+  if (call.has_sinks() && !v.sinks) return "it has no sinks";
+  if (v.softcap != call.has_softcap) return v.softcap ? "it is for a softcap" : "it has no softcap";
+  const bool plain = !call.has_window() && !call.has_sinks() && !call.has_softcap;
+  if (plain && (v.window || v.sinks)) return "it is for a window or sinks";
   return nullptr;
 }
 
@@ -63,7 +84,8 @@ AttentionChoice choose_attention(const Device& device, const AttentionCall& call
   const int64_t batch_heads = call.batches() * call.heads();
   const AttentionMeasurement* measured =
       nearest(attention_measurements, attention_measurement_count, device, found.fits, [&](const AttentionMeasurement& row) {
-        return apart(row.batch_heads, batch_heads) * apart(row.sq, call.sq()) * apart(row.sk, call.sk());
+        return apart(row.batch_heads, batch_heads) * apart(row.sq, call.sq()) * apart(row.sk, call.sk()) *
+               windows_apart(row.window, call.window);
       });
   const AttentionVariant* variant = measured ? &attention_variants[measured->variant] : found.first;
   if (!force.empty()) return {variant, "TILEOPS_FORCE=" + force + " is set"};

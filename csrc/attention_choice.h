@@ -17,11 +17,18 @@ struct AttentionTensor {
 
 struct AttentionCall {
   DType type;
-  AttentionTensor q, k, v, out;  // extents of k are those of v, and their columns those of q
+  AttentionTensor q, k, v, out;  // extents of k are those of v but for its columns, those of q
   void* lse;
   const int64_t* lse_strides;  // of (batch, head, row)
   bool causal;
-  float scale_log2;  // scale * log2(e)
+  int64_t window_left, window_right;  // at most sk and sq; causal: nothing to the right
+  int64_t window;  // how many keys a query sees at most; 0: the window hides none that the mask does not
+  const void* sinks;
+  DType sinks_type;  // none: not given
+  int64_t sinks_stride;
+  bool has_softcap;
+  float scale_log2;  // scale * log2(e); with a softcap, softcap * log2(e)
+  float cap_scale;   // scale / softcap
 
   int64_t batches() const { return q.extents[0]; }
   int64_t heads() const { return q.extents[2]; }
@@ -29,6 +36,9 @@ struct AttentionCall {
   int64_t sq() const { return q.extents[1]; }
   int64_t sk() const { return k.extents[1]; }
   int64_t head_dim() const { return q.extents[3]; }
+  int64_t head_dim_v() const { return v.extents[3]; }
+  bool has_window() const { return window > 0; }
+  bool has_sinks() const { return sinks_type != DType::none; }
 };
 
 struct AttentionChoice {
@@ -36,7 +46,8 @@ struct AttentionChoice {
   std::string reason;
 };
 
-// What a kernel has for good: dtype, head dim and mask. NULL if they are the call's.
+// What a kernel has for good: dtype, head dims, mask and options. NULL if they are the call's. A kernel with a window or sinks
+// serves any call with one of the two; only a softcap costs time where it is not asked for.
 const char* why_other_kind(const AttentionVariant& variant, const AttentionCall& call);
 
 // NULL if the kernel can serve the call, else what it asks for that the call lacks.

@@ -38,7 +38,13 @@ void launch_attention(Device& device, const AttentionVariant& v, const Attention
   params.sq = static_cast<int32_t>(call.sq());
   params.sk = static_cast<int32_t>(call.sk());
   std::copy(call.lse_strides, call.lse_strides + 3, params.lse_stride);
+  params.sinks = call.sinks;
+  params.sinks_stride[0] = call.sinks_stride;  // the same for all rows
+  params.sinks_dtype = static_cast<int32_t>(call.sinks_type);
   params.scale_log2 = call.scale_log2;
+  params.cap_scale = call.cap_scale;
+  params.window_left = static_cast<int32_t>(call.window_left);
+  params.window_right = static_cast<int32_t>(call.window_right);
   // A CTA takes tile after tile, so there are no more than run at a time, nor more than have one.
   const int64_t tiles = ceil_div(call.sq(), v.bm) * call.heads() * call.batches();
   const auto grid = static_cast<unsigned>(std::min<int64_t>(resident_ctas(device, v), tiles));

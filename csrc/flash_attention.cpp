@@ -3,6 +3,7 @@
 //     Tensor? v_descale=None[, Tensor(a!) out, Tensor(b!) lse])
 #include <math.h>
 
+#include <algorithm>
 #include <vector>
 
 #include "attention_check.h"
@@ -29,7 +30,7 @@ struct FlashAttention final : PairOp {
     const TensorView& q = operand("q", args.tensor(0));
     const TensorView& k = operand("k", args.tensor(1));
     const TensorView& v = operand("v", args.tensor(2));
-    const TensorView* sinks = optional("sinks", args.optional_tensor(kSinks));
+    sinks_ = optional("sinks", args.optional_tensor(kSinks));
     refuse_scales(kOp, args, kDescales);
     type = check_dtype(kOp, "q", q.dtype);
     check_rank(kOp, {"q", &q}, "[B, Sq, H, D]");
@@ -37,10 +38,9 @@ struct FlashAttention final : PairOp {
     if (k.sizes[0] != q.sizes[0]) {
       reject(kOp, "k", "has shape " + shape_text(k.ndim, k.sizes), "a batch of " + std::to_string(q.sizes[0]) + ", that of q");
     }
-    check_options(kOp, q, args, kOptions, sinks);
+    check_options(kOp, q, args, kOptions, sinks_);
     out_sizes() = {q.sizes[0], q.sizes[1], q.sizes[2], v.sizes[3]};
     lse_sizes() = {q.sizes[0], q.sizes[2], q.sizes[1]};
-    has_sinks_ = sinks != nullptr;
     read_options(args);
   }
 
@@ -68,37 +68,60 @@ struct FlashAttention final : PairOp {
     const int64_t sq = input(0).sizes[1], sk = input(1).sizes[1];
     const int64_t left = args.value<int64_t>(kOptions + 2), right = args.value<int64_t>(kOptions + 3);
     causal_ = args.value<bool>(kOptions) || right == 0;
-    hides_left_ = left >= 0 && left < sk - 1;
-    hides_right_ = !causal_ && right >= 0 && right < sq - 1;
+    left_ = left < 0 ? sk : std::min(left, sk);
+    right_ = causal_ ? 0 : right < 0 ? sq : std::min(right, sq);
+    const bool hides_right = !causal_ && right_ < sq - 1;
+    if (left_ < sk - 1 || hides_right) window_ = std::min(sk, left_ + 1 + right_);
     scale_ = args.optional_value<double>(kOptions + 1, 1 / sqrt(static_cast<double>(input(0).sizes[3])));
-    has_softcap_ = args.value<double>(kOptions + 4) != 0;
+    softcap_ = args.value<double>(kOptions + 4);
   }
 
   // Why no kernel serves the call, whatever the layout of its tensors; "" if one may.
   std::string why_eager() const {
-    const int64_t dim = input(0).sizes[3], dim_v = input(2).sizes[3];
-    if (type == DType::f32 || dim != dim_v) return no_attention_kernel(kOp, type, head_dims_text(dim, dim_v));
-    if (hides_left_ || hides_right_) return "flash_attention kernels take no window";
-    if (has_softcap_) return "flash_attention kernels take no softcap";
-    if (has_sinks_) return "flash_attention kernels take no sinks";
+    if (type == DType::f32) return no_attention_kernel(kOp, type, "");
+    if (softcap_ != 0 && !(isnormal(scale_log2()) && (isnormal(cap_scale()) || scale_ == 0))) {
+      return "flash_attention kernels take a softcap, and a scale divided by it, that are normal numbers of float32";
+    }
     if (!(scale_log2() > 0 && scale_log2() < INFINITY)) return "flash_attention kernels take a scale above 0 in float32";
     if (input(1).sizes[1] == 0) return "there are no keys to sum over";
     return "";
   }
 
-  float scale_log2() const { return static_cast<float>(scale_ * kLog2E); }
+  float scale_log2() const { return static_cast<float>((softcap_ != 0 ? softcap_ : scale_) * kLog2E); }
+  float cap_scale() const { return softcap_ != 0 ? static_cast<float>(scale_ / softcap_) : 0; }
 
   AttentionCall call_for(const std::vector<Place>& places) const {
     const auto tensor = [](const TensorView& view) {
       return AttentionTensor{const_data(view.handle), view.sizes, view.strides};
     };
-    const AttentionTensor out = {places[0].data, results[0].sizes.data(), places[0].strides};
-    return {type,           tensor(input(0)), tensor(input(1)), tensor(input(2)), out,
-            places[1].data, places[1].strides, causal_,          scale_log2()};
+    AttentionCall call = {};
+    call.type = type;
+    call.q = tensor(input(0));
+    call.k = tensor(input(1));
+    call.v = tensor(input(2));
+    call.out = {places[0].data, results[0].sizes.data(), places[0].strides};
+    call.lse = places[1].data;
+    call.lse_strides = places[1].strides;
+    call.causal = causal_;
+    call.window_left = left_;
+    call.window_right = right_;
+    call.window = window_;
+    if (sinks_) {
+      call.sinks = const_data(sinks_->handle);
+      call.sinks_type = dtype_of(sinks_->dtype);
+      call.sinks_stride = sinks_->strides[0];
+    }
+    call.has_softcap = softcap_ != 0;
+    call.scale_log2 = scale_log2();
+    call.cap_scale = cap_scale();
+    return call;
   }
 
-  bool causal_, hides_left_, hides_right_, has_softcap_, has_sinks_;
-  double scale_;
+  const TensorView* sinks_;  // NULL: none
+  bool causal_;
+  int64_t left_, right_;  // windows, of at most sk and sq
+  int64_t window_ = 0;    // how many keys a query sees at most; 0: the window hides none
+  double scale_, softcap_;
 };
 
 }  // namespace

@@ -68,14 +68,17 @@ extern const int product_variant_count;
 extern const ProductMeasurement product_measurements[];
 extern const int product_measurement_count;
 
-// A persistent kernel of attention, out [batch, sq, heads, head_dim], for one head dim and either no mask or the causal one.
+// A persistent kernel of attention, out [batch, sq, heads, head_dim_v], for head dims of its own and either no mask, the causal
+// one or a window, which may be causal too.
 struct AttentionVariant {
   const char* op;
   const char* name;
   Target target;
   DType x;  // of q, k, v and out
   bool causal;
+  bool window, sinks, softcap;  // whether it has them; tileops_dsl/kernels/flash_attention.py
   int bm, bn, head_dim;  // the tile: queries, and keys in one step
+  int head_dim_v;        // of v and out
   int threads;
   int shared_bytes;
   MapBox maps[4];  // q, k, v, out
@@ -87,6 +90,7 @@ struct AttentionMeasurement {
   int variant;  // index in attention_variants
   const char* gpu;
   int64_t batch_heads, sq, sk;  // batch_heads: batches * heads of q
+  int64_t window;  // how many keys a query sees at most; 0: a window hides none
   double us, baseline_us;
 };
 

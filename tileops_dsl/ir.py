@@ -309,6 +309,7 @@ class Kernel:
     min_blocks: int = 1  # CTAs that must fit on a multiprocessor: bounds the registers
     cluster: tuple[int, int] = (1, 1)
     below: dict[str, int] = field(default_factory=dict)  # what scalars promise: 0 <= scalar < below
+    named: dict[Expr, str] = field(default_factory=dict)  # numbers of a tile that have a name in the text
     layouts: dict[Buffer, Any] = field(default_factory=dict)
     shared: dict[Reduce | Buffer, int] = field(default_factory=dict)  # byte offset of a tile, or of a reduction's exchange
     shared_bytes: int = 0

@@ -111,7 +111,8 @@ def _tensor_maps(kernel: ir.Kernel) -> list[str]:
 
 def _work_of_block(config: AttentionConfig, kernel: ir.Kernel) -> list[str]:
     queries, keys, d = config.tile
-    flops, moved = 4 * queries * keys * d, 2 * keys * d * ir.DTYPES[config.x]
+    columns = d + config.head_dim_v
+    flops, moved = 2 * queries * keys * columns, keys * columns * ir.DTYPES[config.x]
     return [f"Work of a CTA for {keys} keys: {flops} FLOP, {moved} bytes of k and v ({flops / moved:.0f} FLOP a byte)"]
 
 

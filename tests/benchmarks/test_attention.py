@@ -1,6 +1,8 @@
 """benchmarks.attention without a GPU: its problems, its error, and the configuration that it writes."""
 
 import json
+import sys
+from pathlib import Path
 
 import torch
 
@@ -8,11 +10,29 @@ from benchmarks import attention
 from build_backend.measured import MeasuredAttention
 from tileops_dsl import configs
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "ops"))
+
+from attention_reference import exact as exact_attention
+
 
 def test_every_kernel_has_problems():
-    kinds = {(dtype, dim, causal) for dtype, dim, causal, _, _ in attention.problems("")}
-    assert kinds == {(row.x, row.tile[2], row.causal) for row in configs.load("flash_attention")}
-    assert list(attention.problems("b4 h16 s1024 d64 bf16 causal")) == [("bfloat16", 64, True, 4, 1024)]
+    rows, problems = configs.load("flash_attention"), list(attention.problems(""))
+    assert all(any(problem.served_by(row) for problem in problems) for row in rows)
+    assert all(any(problem.served_by(row) for row in rows) for problem in problems)
+    found = [tuple(problem) for problem in attention.problems("b4 h16 s1024 d64 bf16 causal")]
+    assert found[0] == ("bfloat16", 64, True, 4, 1024, 0, 0, False, 0.0)
+    assert found[1:] == [("bfloat16", 64, True, 4, 1024, 64, *rest, 0.0) for rest in ((128, True), (0, True))]
+    assert next(attention.problems("s16384 d192")).label == "b1 h16 s16384 d192/128 bf16 causal"
+
+
+def test_scores_of_a_query():
+    plain = attention.Problem("bfloat16", 64, True, 1, 1024)
+    for problem in (plain, plain._replace(causal=False), plain._replace(window=128), plain._replace(window=1000)):
+        options = problem.options("cpu")
+        row, key = torch.arange(1024)[:, None], torch.arange(1024)
+        seen = (key <= row) | (not problem.causal)
+        seen &= (key >= row - options["window_left"]) if problem.window else True
+        assert abs(seen.sum().item() / 1024 - attention.scores(problem)) < 1
 
 
 def test_error_is_that_of_the_rows_compared():
@@ -25,15 +45,22 @@ def test_error_is_that_of_the_rows_compared():
         assert attention.error(exact, q, k, v, causal) < 1e-12
         assert attention.error(exact + 0.1, q, k, v, causal) > 0.01
     assert attention.error(exact, q, k, v, False) > 0.01
+    options = {"causal": True, "window_left": 30, "softcap": 1.5, "sinks": torch.linspace(-1, 3, 3)}
+    exact = torch.stack([exact_attention(*tensors, **options)[0] for tensors in zip(q, k, v)])
+    assert attention.error(exact, q, k, v, **options) < 1e-12
+    for name, value in (("window_left", 31), ("softcap", 1.0), ("sinks", None)):
+        assert attention.error(exact, q, k, v, **options | {name: value}) > 1e-4
 
 
 def test_the_configuration_keeps_what_was_not_measured_again(tmp_path, monkeypatch):
     monkeypatch.setattr(configs, "CONFIGS", tmp_path)
     path, first = tmp_path / "flash_attention.json", MeasuredAttention("NVIDIA H200", 64, 4096, 4096, 900.5, 1200.25)
     row = {"target": "sm_90a", "x": "bfloat16", "y": "bfloat16", "tile": [128, 128, 64], "stages": 2, "causal": True}
-    path.write_text(json.dumps([row, row | {"tile": [128, 128, 128]}]))
-    attention.write_configs(path, rows := configs.load("flash_attention"), {rows[1].name: [first]})
+    third = row | {"tile": [128, 112, 192], "causal": False, "options": ["window", "sinks"], "head_dim_v": 128}
+    path.write_text(json.dumps([row, row | {"tile": [128, 128, 128]}, third]))
+    windowed = MeasuredAttention("NVIDIA H200", 64, 4096, 4096, 90.5, 1200.25, 128)
+    attention.write_configs(path, rows := configs.load("flash_attention"), {rows[1].name: [first], rows[2].name: [windowed]})
     attention.write_configs(path, configs.load("flash_attention"), {rows[0].name: [first, first]})
     again = configs.load("flash_attention")
-    assert [row.measured for row in again] == [(first, first), (first,)]
+    assert [row.measured for row in again] == [(first, first), (first,), (windowed,)]
     assert [row.name for row in again] == [row.name for row in rows]

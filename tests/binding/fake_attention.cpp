@@ -2,6 +2,7 @@
 #include <cuda_runtime_api.h>
 #include <math.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include <algorithm>
 #include <vector>
@@ -12,32 +13,56 @@
 
 namespace tileops {
 
-#define ATTENTION(x, mask, bm, bn, head_dim)                            \
+// The mask is "full", "causal" or "window" with its options.
+#define NAMED(dims, x, mask, bm, bn, head_dim, head_dim_v)              \
   {"flash_attention",                                                   \
-   "flash_attention_sm_90a_" #x "_" #bm "x" #bn "x" #head_dim "_" #mask, \
+   "flash_attention_sm_90a_" #x "_" #bm "x" #bn "x" dims "_" mask,      \
    Target::sm_90a,                                                      \
    DType::x,                                                            \
-   #mask[0] == 'c',                                                     \
+   mask[0] == 'c',                                                      \
+   has(mask, "window"),                                                 \
+   has(mask, "sinks"),                                                  \
+   has(mask, "softcap"),                                                \
    bm,                                                                  \
    bn,                                                                  \
    head_dim,                                                            \
+   head_dim_v,                                                          \
    384,                                                                 \
    2000 + __COUNTER__,                                                  \
    {{64, bm, 128}, {64, bn, 128}, {64, bn, 128}, {64, 64, 128}},        \
    &places[__COUNTER__]}
+#define ATTENTION(x, mask, bm, bn, head_dim) NAMED(#head_dim, x, mask, bm, bn, head_dim, head_dim)
 
 static const char places[64] = {};  // their addresses are the kernels
 
+static bool has(const char* mask, const char* option) { return strstr(mask, option) != nullptr; }
+
 extern const AttentionVariant attention_variants[] = {
-    ATTENTION(bf16, full, 128, 160, 64),  ATTENTION(bf16, causal, 128, 128, 64), ATTENTION(bf16, full, 64, 96, 64),
-    ATTENTION(bf16, full, 128, 160, 128), ATTENTION(f16, full, 128, 160, 64),    {}};
+    ATTENTION(bf16, "full", 128, 160, 64),
+    ATTENTION(bf16, "causal", 128, 128, 64),
+    ATTENTION(bf16, "full", 64, 96, 64),
+    ATTENTION(bf16, "full", 128, 160, 128),
+    ATTENTION(f16, "full", 128, 160, 64),
+    ATTENTION(bf16, "window_sinks", 128, 128, 64),
+    ATTENTION(bf16, "window_softcap", 128, 128, 64),
+    NAMED("192x128", bf16, "causal", 128, 112, 192, 128),
+    {}};
 extern const int attention_variant_count = sizeof(attention_variants) / sizeof(attention_variants[0]) - 1;
 
 #define FAKE_GPU "Fake \"GPU\""
 extern const AttentionMeasurement attention_measurements[] = {
-    {0, FAKE_GPU, 8, 64, 64, 10.0, 12.0},   {2, FAKE_GPU, 8, 64, 64, 11.0, 12.0},  {0, FAKE_GPU, 8, 16, 64, 12.0, 10.0},
-    {2, FAKE_GPU, 8, 16, 64, 10.1, 10.0},   {1, FAKE_GPU, 8, 64, 64, 11.0, 10.0},  {3, FAKE_GPU, 8, 64, 64, 9.0, 10.0},
-    {4, "Another GPU", 8, 64, 64, 1.0, 12.0}, {}};
+    {0, FAKE_GPU, 8, 64, 64, 0, 10.0, 12.0},
+    {2, FAKE_GPU, 8, 64, 64, 0, 11.0, 12.0},
+    {0, FAKE_GPU, 8, 16, 64, 0, 12.0, 10.0},
+    {2, FAKE_GPU, 8, 16, 64, 0, 10.1, 10.0},
+    {1, FAKE_GPU, 8, 64, 64, 0, 11.0, 10.0},
+    {3, FAKE_GPU, 8, 64, 64, 0, 9.0, 10.0},
+    {4, "Another GPU", 8, 64, 64, 0, 1.0, 12.0},
+    {5, FAKE_GPU, 8, 64, 64, 16, 9.0, 10.0},
+    {5, FAKE_GPU, 8, 64, 64, 0, 11.0, 10.0},
+    {6, FAKE_GPU, 8, 64, 64, 0, 9.0, 10.0},
+    {7, FAKE_GPU, 8, 64, 64, 0, 9.0, 10.0},
+    {}};
 extern const int attention_measurement_count = sizeof(attention_measurements) / sizeof(attention_measurements[0]) - 1;
 
 }  // namespace tileops
@@ -67,23 +92,28 @@ struct Row {
 void compute(const tileops::AttentionVariant& v, const Params& p, const Heads& q, const Heads& k, const Heads& value,
              const Heads& out, Row row) {
   const auto [b, h, s] = row;
-  const int64_t kv = h / (p.heads / p.kv_heads);
-  const int64_t seen = v.causal ? std::clamp<int64_t>(s + 1 + p.sk - p.sq, 0, p.sk) : p.sk;
-  std::vector<double> scores, sums(v.head_dim);
+  const int64_t kv = h / (p.heads / p.kv_heads), own = s + p.sk - p.sq;
+  const int64_t first = v.window ? std::max<int64_t>(own - p.window_left, 0) : 0;
+  const int64_t last = v.window ? own + p.window_right : v.causal ? own : p.sk;
+  const int64_t seen = std::max<int64_t>(std::min<int64_t>(last + 1, p.sk) - first, 0);
+  std::vector<double> scores, sums(v.head_dim_v);
   double peak = -INFINITY, total = 0;
-  for (int64_t j = 0; j < seen; ++j) {
+  for (int64_t j = first; j < first + seen; ++j) {
     double score = 0;
     for (int64_t c = 0; c < v.head_dim; ++c) score += q(b, h, s, c) * k(b, kv, j, c);
-    scores.push_back(score * p.scale_log2);
+    scores.push_back((v.softcap ? tanh(score * p.cap_scale) : score) * p.scale_log2);
     peak = std::max(peak, scores.back());
   }
   for (int64_t j = 0; j < seen; ++j) {
     const double weight = exp2(scores[j] - peak);
     total += weight;
-    for (int64_t c = 0; c < v.head_dim; ++c) sums[c] += weight * value(b, kv, j, c);
+    for (int64_t c = 0; c < v.head_dim_v; ++c) sums[c] += weight * value(b, kv, first + j, c);
+  }
+  if (v.sinks && p.sinks_dtype && p.sinks_stride[1] == 0) {
+    total += exp2(fake::load(static_cast<const char*>(p.sinks), h * p.sinks_stride[0], p.sinks_dtype) / M_LN2 - peak);
   }
   char* to = const_cast<char*>(out.map.data);
-  for (int64_t c = 0; c < v.head_dim; ++c) fake::store(to, out.at(b, h, s, c), out.map.type, seen ? sums[c] / total : 0.0);
+  for (int64_t c = 0; c < v.head_dim_v; ++c) fake::store(to, out.at(b, h, s, c), out.map.type, seen ? sums[c] / total : 0.0);
   const int64_t at = b * p.lse_stride[0] + h * p.lse_stride[1] + s * p.lse_stride[2];
   fake::store(p.lse, at, 3, seen ? (peak + log2(total)) * M_LN2 : -INFINITY);
 }
@@ -100,8 +130,8 @@ void launch_attention(const tileops::AttentionVariant& v, const cudaLaunchConfig
   const int type = int(v.x);
   const Heads q(p.q, p.batches, p.heads, p.sq, v.head_dim, type, v.maps[0]);
   const Heads k(p.k, p.batches, p.kv_heads, p.sk, v.head_dim, type, v.maps[1]);
-  const Heads value(p.v, p.batches, p.kv_heads, p.sk, v.head_dim, type, v.maps[2]);
-  const Heads out(p.out, p.batches, p.heads, p.sq, v.head_dim, type, v.maps[3]);
+  const Heads value(p.v, p.batches, p.kv_heads, p.sk, v.head_dim_v, type, v.maps[2]);
+  const Heads out(p.out, p.batches, p.heads, p.sq, v.head_dim_v, type, v.maps[3]);
   for (int64_t i = 0; i < int64_t(p.batches) * p.heads * p.sq; ++i) {
     compute(v, p, q, k, value, out, {i / p.sq / p.heads, i / p.sq % p.heads, i % p.sq});
   }

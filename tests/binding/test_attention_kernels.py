@@ -17,6 +17,8 @@ from attention_reference import exact
 BF16, F16, F32 = torch.bfloat16, torch.float16, torch.float32
 FULL, CAUSAL = "flash_attention_sm_90a_bf16_128x160x64_full", "flash_attention_sm_90a_bf16_128x128x64_causal"
 SMALL = "flash_attention_sm_90a_bf16_64x96x64_full"
+SINKS, SOFTCAP = (f"flash_attention_sm_90a_bf16_128x128x64_window_{option}" for option in ("sinks", "softcap"))
+WIDE = "flash_attention_sm_90a_bf16_128x112x192x128_causal"
 LAUNCH_FAILURE = 719
 
 
@@ -34,8 +36,9 @@ def randn(*shape, dtype=BF16, seed=0, offset=0):
     return buffer[start:][:size].copy_(torch.randn(size, generator=torch.Generator().manual_seed(seed))).view(shape)
 
 
-def qkv(b=2, sq=5, sk=7, h=4, hk=2, d=64, dtype=BF16):
-    return tuple(randn(b, s, n, d, dtype=dtype, seed=i) for i, (s, n) in enumerate(((sq, h), (sk, hk), (sk, hk))))
+def qkv(b=2, sq=5, sk=7, h=4, hk=2, d=64, dtype=BF16, dv=None):
+    shapes = (b, sq, h, d), (b, sk, hk, d), (b, sk, hk, dv or d)
+    return tuple(randn(*shape, dtype=dtype, seed=i) for i, shape in enumerate(shapes))
 
 
 def close(found, q, k, v, **options):
@@ -53,7 +56,7 @@ def check(fake, q, k, v, **options):
     before = fake.get("launches")
     out, lse = fake.ops.flash_attention(q, k, v, **options)
     assert fake.get("launches") == before + 1
-    assert out.shape == q.shape and out.is_contiguous()
+    assert out.shape == (*q.shape[:3], v.shape[3]) and out.is_contiguous()
     assert lse.shape == (q.shape[0], q.shape[2], q.shape[1]) and lse.is_contiguous()
     close((out, lse), q, k, v, **options)
     return fake.library.fake_last_kernel().decode()
@@ -136,10 +139,11 @@ def test_what_tma_cannot_address_is_eager(fake, name):
 
 
 REFUSED = {
-    "flash_attention kernels take no window": [{"window_left": 3}, {"window_right": 2}, {"causal": True, "window_left": 0}],
-    "flash_attention kernels take no softcap": [{"softcap": 1.5}],
-    "flash_attention kernels take no sinks": [{"sinks": torch.zeros(4)}],
     "flash_attention kernels take a scale above 0 in float32": [{"scale": s} for s in (0.0, -1.0, 1e-60, 1e39)],
+    "flash_attention kernels take a softcap, and a scale divided by it, that are normal numbers of float32": [
+        *({"softcap": c} for c in (1e-40, 1e39)),
+        *({"softcap": 2.0, "scale": s} for s in (1e-40, -1e40)),
+    ],
 }
 
 
@@ -183,12 +187,75 @@ def test_windows_that_hide_no_more_than_the_mask(forced, options, kernel):
     assert check(forced, q, k, v, **options) == kernel
     for name in ("window_left", "window_right"):
         if options.get(name, 0) in (4, 6):
-            assert explain_unforced(forced, q, k, v, **{name: options[name] - 1}).endswith("take no window")
+            assert check(forced, q, k, v, **{name: options[name] - 1}) == SINKS
 
 
-def explain_unforced(fake, *args, **options):
-    fake.knobs(force="")
-    return explain(fake, *args, **options)[2]
+# ---- options
+
+
+def sinks_of(dtype=F32, h=4):
+    return randn(2 * h, dtype=dtype, seed=7)[::2]
+
+
+WITH_OPTIONS = [
+    ({"window_left": 3}, SINKS),
+    ({"window_right": 2}, SINKS),
+    ({"window_left": 0, "window_right": 0}, SINKS),
+    ({"causal": True, "window_left": 2}, SINKS),
+    ({"window_left": 2**62, "window_right": 1}, SINKS),
+    ({"sinks": sinks_of()}, SINKS),
+    ({"sinks": sinks_of(BF16), "causal": True}, SINKS),
+    ({"sinks": sinks_of(F16), "causal": True, "window_left": 1, "scale": 0.5}, SINKS),
+    ({"softcap": 1.5}, SOFTCAP),
+    ({"softcap": 0.5, "causal": True}, SOFTCAP),
+    ({"softcap": 20.0, "causal": True, "window_left": 3, "scale": -0.3}, SOFTCAP),
+    ({"softcap": 2.0, "scale": 0.0}, SOFTCAP),
+]
+
+
+@pytest.mark.parametrize(("options", "kernel"), WITH_OPTIONS)
+@pytest.mark.parametrize("shape", [(2, 5, 7, 4, 2), (1, 9, 3, 4, 1), (1, 130, 70, 4, 4)])
+def test_options(forced, shape, options, kernel):
+    """Windows at both ends, rows that see no key, sinks of each dtype and of any stride."""
+    assert check(forced, *qkv(*shape), **options) == kernel
+
+
+def test_value_head_dims(forced):
+    for sq, sk in ((5, 7), (9, 3)):
+        assert check(forced, *qkv(sq=sq, sk=sk, d=192, dv=128), causal=True) == WIDE
+
+
+LACKING = {
+    "head dim 128 with a window": {"window_left": 3},
+    "causal head dim 128 with a window and sinks": {"causal": True, "window_left": 3, "sinks": sinks_of()},
+    "head dim 128 with a softcap": {"softcap": 1.5},
+}
+
+
+@pytest.mark.parametrize("what", LACKING)
+def test_options_without_a_kernel_for_the_head_dim(fake, what):
+    options, reason = LACKING[what], f"this build has no flash_attention kernel for bfloat16 {what}"
+    assert explain(fake, *qkv(d=128), **options) == ["eager", "", reason]
+    assert fake.kernel(lambda: fake.ops.flash_attention(*qkv(d=128), **options)) == "eager"
+
+
+def test_options_that_no_kernel_has_together(fake):
+    reason = "this build has no flash_attention kernel for bfloat16 head dim 64 with sinks and a softcap"
+    assert explain(fake, *qkv(), sinks=sinks_of(), softcap=2.0) == ["eager", "", reason]
+    reason = "this build has no flash_attention kernel for bfloat16 head dims 192 and 128"
+    assert explain(fake, *qkv(d=192, dv=128)) == ["eager", "", reason]
+
+
+def test_options_are_chosen_by_what_was_measured_with_such_a_window(fake):
+    won, lost = "measured faster than eager PyTorch at 8 heads of 64x64", "eager PyTorch measured faster at 8 heads of 64x64"
+    for left in (7, 15, 31):
+        assert explain(fake, *of(), causal=True, window_left=left) == ["kernel", SINKS, won]
+    for left in (6, 32):
+        reason = 'no kernel was measured on Fake "GPU" near bfloat16 causal head dim 64 with a window, 8 heads of 64x64'
+        assert explain(fake, *of(), causal=True, window_left=left) == ["eager", "", reason]
+    assert explain(fake, *of(), causal=True, sinks=sinks_of()) == ["eager", "", lost]
+    assert explain(fake, *of(), causal=True, softcap=3.0) == ["kernel", SOFTCAP, won]
+    assert explain(fake, *of(d=192, dv=128), causal=True) == ["kernel", WIDE, won]
 
 
 def test_grid(forced):
@@ -254,6 +321,21 @@ CANNOT = {
     "it is for another dtype": {"dtype": F16},
     "it is for another head dim": {"d": 128},
 }
+CANNOT_OPTIONS = [
+    (FULL, "it has no window", {"window_left": 2}),
+    (CAUSAL, "it has no sinks", {"causal": True, "sinks": sinks_of()}),
+    (CAUSAL, "it has no softcap", {"causal": True, "softcap": 2.0}),
+    (SOFTCAP, "it is for a softcap", {"window_left": 2}),
+    (SINKS, "it is for a window or sinks", {}),
+    (SINKS, "it has no softcap", {"sinks": sinks_of(), "softcap": 2.0}),
+]
+
+
+@pytest.mark.parametrize(("name", "why", "options"), CANNOT_OPTIONS)
+def test_options_that_cannot_be_forced_say_why(fake, name, why, options):
+    fake.knobs(force=name)
+    with pytest.raises(RuntimeError, match=rf"cannot apply: no .* fits \(the last one tried: {why}\); "):
+        fake.ops.flash_attention(*qkv(), **options)
 
 
 @pytest.mark.parametrize("why", CANNOT)

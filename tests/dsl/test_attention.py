@@ -6,10 +6,11 @@ from dataclasses import replace
 import pytest
 from rejected import neighbour
 
+import tileops_dsl.language as T
 from tileops_dsl import configs, ir, plan
 from tileops_dsl.errors import TileError
 from tileops_dsl.instruction_layouts import AccumulatorRows, WgmmaAccumulator
-from tileops_dsl.kernels.flash_attention import flash_attention
+from tileops_dsl.kernels.flash_attention import flash_attention, within_window
 from tileops_dsl.passes import run_passes
 from tileops_dsl.passes.meaning import Run, events, numbers
 from tileops_dsl.schedule import At, Await, Issue, Retire, Signal
@@ -18,11 +19,12 @@ from tileops_dsl.targets import TARGETS
 roles = neighbour("test_roles")
 TARGET = TARGETS["sm_90a"]
 DTYPES = "bfloat16", "bfloat16"
+WITH_ALL = ("window", "sinks", "softcap")
 
 
 @functools.cache
-def kernel(causal: bool = False, tile: tuple[int, int, int] = (128, 128, 128)) -> ir.Kernel:
-    config = configs.AttentionConfig("flash_attention", "sm_90a", *DTYPES, tile, 2, causal)
+def kernel(causal: bool = False, tile: tuple[int, int, int] = (128, 128, 128), **more) -> ir.Kernel:
+    config = configs.AttentionConfig("flash_attention", "sm_90a", *DTYPES, tile, 2, causal, **more)
     return run_passes(flash_attention(config), TARGET)
 
 
@@ -95,6 +97,37 @@ def _masks(loop: ir.Pipelined) -> bool:
     return any("-inf" in str(s) for s in ir.walk(loop.body) if isinstance(s, ir.Store) and s.buffer.name == "s")
 
 
+def test_loops_of_a_window():
+    """Blocks that a mask cuts, at either end, come first: one loop for them, one for the others."""
+    loops = [s for s in ir.walk(kernel(options=WITH_ALL).roles[1].body) if isinstance(s, ir.Pipelined)]
+    assert [_masks(loop) for loop in loops] == [True, False]
+    assert not any(isinstance(s, ir.If) for loop in loops for s in ir.walk(loop.body))
+
+
+@pytest.mark.parametrize("sq, sk", [(1, 300), (300, 300), (300, 40), (129, 333)])
+@pytest.mark.parametrize("left, right", [(0, 0), (40, 0), (129, 0), (64, 400), (400, 70), (31, 100)])
+def test_blocks_of_a_window(on_integers, sq, sk, left, right):
+    """Each block with a key that a row sees is visited once, and those that no row's window cuts have no mask."""
+    bm, bn = 128, 64
+    for row in range(0, sq, bm):
+        steps, masked, place = within_window(row, bm, bn, sq, sk, min(left, sk), min(right, sq))
+        found = [place(i) for i in range(steps)]
+        low, high = (lambda r: max(r + sk - sq - left, 0)), (lambda r: min(r + sk - sq + right + 1, sk))
+        rows = range(row, min(row + bm, sq))
+        seen = {key // bn for r in rows for key in range(low(r), high(r))}
+        assert seen <= set(found) and len(set(found)) == steps and len(found) - len(seen) <= (not seen)
+        for block in found[max(masked, 0) :]:
+            assert all(low(r) <= block * bn and (block + 1) * bn <= high(r) for r in rows)
+
+
+@pytest.fixture
+def on_integers(monkeypatch):
+    """The words that within_window uses, of Python's integers."""
+    words = {"max": max, "min": min, "let": lambda name, value: value, "if_then_else": lambda c, a, b: a if c else b}
+    for name, word in words.items():
+        monkeypatch.setattr(T, name, word)
+
+
 def test_waits_stand_behind_what_overlaps():
     """The row sums of a block, and in the end the factor of each row, come before the wait for P V."""
     waits = [s for s in ir.walk(kernel().roles[1].body) if isinstance(s, Retire) and s.kind == "product"]
@@ -129,8 +162,7 @@ def test_a_tile_with_too_many_registers():
 @pytest.mark.parametrize("role", [0, 1])
 def test_nothing_that_orders_is_too_much(role):
     """Without any one of them, some order fails."""
-    for causal in (False, True):
-        found = kernel(causal)
+    for found in (kernel(False), kernel(True), kernel(options=WITH_ALL)):
         unnoticed = [
             f"{stmt.location} {stmt}"
             for stmt in ir.walk(found.roles[role].body)
@@ -196,7 +228,8 @@ def test_a_wrong_schedule_is_noticed(change):
 def test_registers_that_a_wait_does_not_name():
     """The text makes the compiler read what a wait finishes again only if the wait says so."""
     wrong = changed(lambda s: replace(s, of=()) if isinstance(s, Retire) and s.pending == 1 else s)
-    with pytest.raises(TileError, match=r"flash_attention\.py:58 touches registers of a product that is not finished"):
+    line = next(s.location.line for s in ir.walk(kernel().body) if isinstance(s, ir.If)) + 1
+    with pytest.raises(TileError, match=rf"flash_attention\.py:{line} touches registers of a product that is not finished"):
         roles.verify.verify(wrong, TARGET, ("barriers",))
 
 

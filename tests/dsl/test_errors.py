@@ -28,6 +28,12 @@ def test_store_outside_parallel():
         tile[0, 0] = 1.0  # here
 
 
+@rejected("rest is not computed once for a tile", "T.let of an expression, in a kernel with T.Persistent")
+def test_a_named_number_of_a_kernel_with_a_grid(x: X):
+    with T.Kernel(T.ceildiv(cols, 4), threads=128):
+        T.let("rest", cols - 1)  # here
+
+
 @rejected("only assignments to fragment elements can stand in T.Parallel", "this statement before or after the loop")
 def test_statement_in_parallel():
     with T.Kernel(1, threads=128):

@@ -6,7 +6,7 @@ from rejected import error_of, record, rejected
 import tileops_dsl.language as T
 from tileops_dsl import configs, output
 from tileops_dsl.codegen import emit_kernel
-from tileops_dsl.configs import RowConfig
+from tileops_dsl.configs import AttentionConfig, RowConfig
 from tileops_dsl.errors import TileError
 from tileops_dsl.layouts import VectorisedRows
 
@@ -185,6 +185,21 @@ def test_an_unknown_dtype_of_a_configuration():
     with pytest.raises(TileError) as caught:
         RowConfig("softmax", "sm_90a", "float64", "float32", 4, 128, 32, 1)
     assert str(caught.value) == "configs/softmax.json has dtype 'float64'\n    Instead: one of float32, float16, bfloat16"
+
+
+@pytest.mark.parametrize(
+    ("options", "causal", "found"),
+    [
+        (["sinks", "window"], False, "['sinks', 'window']"),
+        (["alibi"], False, "['alibi']"),
+        (["window"], True, "['window'] and causal"),
+    ],
+)
+def test_options_of_an_attention_kernel(options, causal, found):
+    with pytest.raises(TileError) as caught:
+        AttentionConfig("flash_attention", "sm_90a", *2 * ("float16",), (128, 64, 64), 2, causal, options=options)
+    instead = "some of window, sinks, softcap, in this order; a window without causal"
+    assert str(caught.value) == f"configs/flash_attention.json has options {found}\n    Instead: {instead}"
 
 
 def test_a_grid_that_the_host_would_not_launch(monkeypatch):

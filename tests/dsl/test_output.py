@@ -147,9 +147,10 @@ def test_registry_of_attention(everything):
     assert [name for _, name, _, _ in found] == list(attentions(everything.manifest)) and found
     for op, name, numbers, symbol in found:
         entry = everything.manifest["kernels"][name]
-        sizes = [*entry["tile"], entry["threads"], entry["shared_bytes"]]
+        sizes = [*entry["tile"], entry["head_dim_v"], entry["threads"], entry["shared_bytes"]]
         boxes = ", ".join(f"{{{', '.join(map(str, (*m['box'], m['swizzle'])))}}}" for m in entry["maps"].values())
-        what = [f"Target::{entry['target']}", f"DType::{SHORT[entry['x']]}", str(entry["causal"]).lower()]
+        flags = [str(entry[flag]).lower() for flag in ("causal", "window", "sinks", "softcap")]
+        what = [f"Target::{entry['target']}", f"DType::{SHORT[entry['x']]}", *flags]
         assert (op, symbol, numbers) == (entry["op"], name, ", ".join([*what, *map(str, sizes), f"{{{boxes}}}"]))
         assert list(entry["maps"]) == ["q", "k", "v", "out"]
     assert f"const int attention_variant_count = {len(found)};" in table
@@ -174,12 +175,13 @@ def test_measurements_are_rows_of_the_registry():
 def test_measurements_of_attention_are_rows_of_the_registry(monkeypatch, tmp_path):
     """As a configuration file has them."""
     problem = {"gpu": "NVIDIA H200", "batch_heads": 32, "sq": 512, "sk": 1024, "us": 1.5, "baseline_us": 2.0}
-    row = {"target": "sm_90a", "x": "float16", "y": "float16", "tile": [64, 64, 64], "stages": 2, "measured": [problem]}
+    row = {"target": "sm_90a", "x": "float16", "y": "float16", "tile": [64, 64, 64], "stages": 2}
+    row |= {"measured": [problem, problem | {"window": 128}]}
     (tmp_path / "flash_attention.json").write_text(json.dumps([{**row, "causal": True, "measured": []}, row]))
     monkeypatch.setattr(configs, "CONFIGS", tmp_path)
     text = output.generate(["flash_attention"], ["sm_90a"], "all")["registry.cpp"]
     table = re.findall(r"^    (\{.*\}),$", text.partition("const AttentionMeasurement")[2], re.M)
-    assert table == ['{1, "NVIDIA H200", 32, 512, 1024, 1.5, 2.0}', "{}"]
+    assert table == [f'{{1, "NVIDIA H200", 32, 512, 1024, {window}, 1.5, 2.0}}' for window in (0, 128)] + ["{}"]
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,8 @@
 """FlashAttention as the compiler writes it: its text, what nvcc makes of it, and what it computes, against float64."""
 
+import itertools
 import re
+import sys
 from pathlib import Path
 
 import flash_attention
@@ -14,6 +16,10 @@ from build_backend import checks, toolkit
 from tileops_dsl import configs
 from tileops_dsl.emulate import EmulatorError
 from tileops_dsl.kernels import MODULES
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "ops"))
+
+from attention_reference import exact as exact_attention
 
 PROGRAM = Path(MODULES["flash_attention"].__file__)
 TILES = {  # beside those of the texts by hand
@@ -34,17 +40,18 @@ def generated(gpu, tmp_path):
     return lambda causal, **changes: flash_attention.Generated(flash_attention.config(causal, **changes), tmp_path)
 
 
-def inputs(b, sq, sk, h, hk, d=128, dtype=torch.bfloat16):
+def inputs(b, sq, sk, h, hk, d=128, dtype=torch.bfloat16, dv=None):
     rng = torch.Generator().manual_seed(b + sq + sk + h)
-    return [normal(rng, b, s, n, d, dtype=dtype) for s, n in ((sq, h), (sk, hk), (sk, hk))]
+    return [normal(rng, b, s, n, c, dtype=dtype) for s, n, c in ((sq, h, d), (sk, hk, d), (sk, hk, dv or d))]
 
 
-def check(gpu, kernel, q, k, v, seeds=2):
-    exact, exact_lse = attention(q, k, v, kernel.row.causal)
+def check(gpu, kernel, q, k, v, seeds=2, **options):
+    results = [exact_attention(*tensors, **{"causal": kernel.row.causal} | options) for tensors in zip(q, k, v, strict=True)]
+    wanted, wanted_lse = map(torch.stack, zip(*results, strict=True))
     for gpu.seed in range(seeds):
-        out, lse = kernel(q, k, v)
-        assert_close(out, exact, ulps=2)
-        assert torch.allclose(lse.double(), exact_lse, atol=1e-3, rtol=0)
+        out, lse = kernel(q, k, v, **options)
+        assert_close(out, wanted, ulps=2)
+        assert torch.allclose(lse.double(), wanted_lse, atol=1e-3, rtol=0)
 
 
 LENGTHS = [(1, 63), (1, 300), (63, 1), (63, 128), (128, 129), (129, 63), (129, 300), (300, 1), (300, 129), (300, 300)]
@@ -67,7 +74,56 @@ def test_other_tiles(gpu, generated, causal, tile):
 @pytest.mark.parametrize("row", configs.load("flash_attention"), ids=lambda row: row.name)
 def test_kernels_of_the_library(gpu, row, tmp_path):
     kernel = flash_attention.Generated(row, tmp_path)
-    check(gpu, kernel, *inputs(1, 150, 400, 4, 2, row.tile[2], getattr(torch, row.x)))
+    tensors = inputs(1, 150, 400, 4, 2, row.tile[2], getattr(torch, row.x), row.head_dim_v)
+    check(gpu, kernel, *tensors, **options_of(row))
+
+
+def options_of(row):
+    """A call with all that the kernel has."""
+    options = {"causal": True, "window_left": 170} if row.window else {}
+    options |= {"sinks": torch.linspace(-2, 3, 4)} if row.sinks else {}
+    return options | ({"softcap": 2.0} if row.softcap else {})
+
+
+WINDOWS = [
+    {},
+    {"causal": True},
+    {"causal": True, "window_left": 0},
+    {"causal": True, "window_left": 40},
+    {"causal": True, "window_left": 129},
+    {"window_left": 64},
+    {"window_right": 70},
+    {"window_left": 31, "window_right": 100},
+]
+
+
+@pytest.mark.parametrize("options", WINDOWS)
+def test_windows(gpu, generated, options):
+    """Blocks that are cut at the left, at the right, at both, at neither; rows that see no key; more tiles than CTAs."""
+    kernel = generated(False, tile=(128, 64, 64), options=("window",))
+    for sq, sk in ((300, 300), (1, 300), (129, 333), (300, 100), (130, 700)):
+        check(gpu, kernel, *inputs(1, sq, sk, 2, 1, 64), seeds=1, **options)
+
+
+@pytest.mark.parametrize("options", [("sinks",), ("window", "sinks"), ("softcap",), ("sinks", "softcap")])
+def test_sinks_and_softcap(gpu, generated, options):
+    """Sinks far below, among and far above the scores, of two dtypes, or none; caps that bend much and little."""
+    kernel = generated("window" not in options, tile=(128, 64, 64), options=options)
+    tensors, given = inputs(2, 130, 150, 4, 2, 64), {"causal": True}
+    caps = (0.5, 30.0) if "softcap" in options else (0.0,)
+    dtypes = (torch.bfloat16, torch.float32, None) if "sinks" in options else (None,)
+    for dtype, cap in itertools.product(dtypes, caps):
+        sinks = None if dtype is None else torch.tensor([-200.0, 0, 1.5, 0, 9.0, 0, 300.0, 0], dtype=dtype)[::2]
+        check(gpu, kernel, *tensors, seeds=1, **given, softcap=cap, sinks=sinks)
+    if "sinks" in options:  # rows that see no key
+        sinks = torch.linspace(-1, 2, 2)
+        check(gpu, kernel, *inputs(1, 200, 70, 2, 1, 64), seeds=1, **given, softcap=caps[0], sinks=sinks)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_value_head_dim(gpu, generated, causal):
+    kernel = generated(causal, tile=(128, 48, 96), head_dim_v=64)
+    check(gpu, kernel, *inputs(2, 200, 133, 2, 1, 96, dv=64))
 
 
 @pytest.mark.parametrize("causal", [False, True])
@@ -155,7 +211,8 @@ def test_each_source_comment_is_a_line_of_the_program(generated):
 def test_parameters_and_report(generated):
     kernel = generated(False)
     assert [name for name, _, _ in kernel.entry["params"]] == (
-        ["q", "k", "v", "out", "lse", "batches", "heads", "kv_heads", "sq", "sk", "lse_stride", "scale_log2"]
+        ["q", "k", "v", "out", "lse", "sinks", "batches", "heads", "kv_heads", "sq", "sk", "lse_stride", "sinks_stride"]
+        + ["sinks_dtype", "scale_log2", "cap_scale", "window_left", "window_right"]
     )
     assert kernel.entry["threads"] == 384 and kernel.entry["shared_bytes"] == 229456
     for line in (

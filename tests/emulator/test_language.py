@@ -155,6 +155,7 @@ VALUES = np.array([-7.5, -2.0, -1.0, -0.25, 0.0, 0.5, 1.0, 3.0])
     ("// truncates", lambda v: T.cast(T.cast(v, "int32") // 2 + 5, "float32"), lambda v: np.trunc(np.trunc(v) / 2) + 5),
     ("infinity", lambda v: T.if_then_else(v == 0, -T.infinity(), 1.0), lambda v: np.where(v == 0, -np.inf, 1)),
     ("exp2", lambda v: T.exp2(v), np.exp2),
+    ("tanh", lambda v: T.tanh(v), np.tanh),
     ("log2", lambda v: T.log2(v * v + 1), lambda v: np.log2(v * v + 1)),
     ("log2 of 0", lambda v: T.log2(v * 0), lambda v: np.full(v.shape, -np.inf)),
     ("rsqrt", lambda v: T.rsqrt(v * v + 1), lambda v: 1 / np.sqrt(v * v + 1)),

@@ -15,6 +15,7 @@ from tileops_dsl import configs, output
 NAMES = {False: "flash_attention_full", True: "flash_attention_causal"}
 KEY_BLOCKS = {False: 160, True: 128}
 SHARED_BYTES = {False: 229376 + 96, True: 196608 + 96 + 8}
+DTYPE_CODES = {torch.bfloat16: 1, torch.float16: 2, torch.float32: 3}  # csrc/include/tileops/types.h
 HERE = Path(__file__).parent
 L2_BYTES = 32 << 20  # of keys and values that a section of heads may take
 
@@ -72,15 +73,23 @@ class Generated:
         (folder / f"{made.params}.h").write_text(output.params_header(made.params, made.fields))
         self.kernel = gpu.load(self.path, row.name)
 
-    def __call__(self, q, k, v):
-        """As launch(), of any strides that TMA takes."""
+    def __call__(self, q, k, v, *, causal=False, scale=None, window_left=-1, window_right=-1, softcap=0.0, sinks=None):
+        """As launch(), of any strides that TMA takes; `causal` is for a kernel with a window, another one has what it has."""
         (batch, seqlen_q, heads, dim), (seqlen_k, heads_kv) = q.shape, k.shape[1:3]
-        out, lse = torch.empty_like(q), torch.empty(batch, heads, seqlen_q, dtype=torch.float32, device=q.device)
+        out = q.new_empty(batch, seqlen_q, heads, v.shape[3])
+        lse = torch.empty(batch, heads, seqlen_q, dtype=torch.float32, device=q.device)
         boxes = [self.entry["maps"][name] for name in ("q", "k", "v", "out")]
         pairs = zip((q, k, v, out), boxes, strict=True)
         maps = (gpu.tensor_map(t.transpose(1, 2), (*box["box"], 1, 1), box["swizzle"]) for t, box in pairs)
         numbers = *map(gpu.I32, (batch, heads, heads_kv, seqlen_q, seqlen_k)), *map(gpu.I64, lse.stride())
-        params = gpu.pack(*maps, lse, *numbers, gpu.F32(dim**-0.5 * math.log2(math.e)))
+        sink = (gpu.I64(0), gpu.I64(0), gpu.I64(0), gpu.I32(0))  # address, strides, dtype
+        if sinks is not None:
+            sink = (sinks, gpu.I64(sinks.stride(0)), gpu.I64(0), gpu.I32(DTYPE_CODES[sinks.dtype]))
+        scale = dim**-0.5 if scale is None else scale
+        scales = (softcap or scale) * math.log2(math.e), scale / softcap if softcap else 0.0
+        left = seqlen_k if window_left < 0 else min(window_left, seqlen_k)
+        right = 0 if causal else seqlen_q if window_right < 0 else min(window_right, seqlen_q)
+        params = gpu.pack(*maps, lse, sink[0], *numbers, *sink[1:], *map(gpu.F32, scales), gpu.I32(left), gpu.I32(right))
         tiles = -(-seqlen_q // self.row.tile[0]) * heads * batch
         multiprocessors = torch.cuda.get_device_properties(q.device).multi_processor_count
         self.kernel(params, min(multiprocessors, tiles), self.entry["threads"], self.entry["shared_bytes"])

@@ -53,7 +53,7 @@ def eager(q, k, v, *, causal=False, scale=None, window_left=-1, window_right=-1,
 
 def assert_attention(out, lse, q, k, v, **options: Any) -> None:
     """One sequence: out within twice the error of eager PyTorch plus two roundings of the largest value, lse within float32
-    arithmetic on scores of their size; rows without a key exactly 0 and -inf."""
+    arithmetic on scores of their size; rows without a key exactly 0 and -inf. A GPU's tanh errs by 2**-11 of it."""
     wanted, wanted_lse = exact(q, k, v, **options)
     assert out.shape == wanted.shape and out.dtype == q.dtype and lse.shape == wanted_lse.shape and lse.dtype == torch.float32
     if not out.numel():
@@ -63,9 +63,11 @@ def assert_attention(out, lse, q, k, v, **options: Any) -> None:
     assert not out.transpose(0, 1)[none].any()
     error = (eager(q, k, v, **options).double() - wanted).abs()
     scale = v.double().abs().amax() if v.numel() else 0.0
-    assert_close(out, wanted, 2 * error.amax() + torch.finfo(q.dtype).eps * wanted.abs() + 2.0**-18 * scale)
+    of_scores = options.get("softcap", 0.0) * 2.0**-11 if q.device.type == "cuda" and q.dtype != torch.float32 else 0.0
+    bound = 2 * error.amax() + torch.finfo(q.dtype).eps * wanted.abs() + (2.0**-18 + 2 * of_scores) * scale
+    assert_close(out, wanted, bound)
     size = wanted_lse.masked_fill(none, 0.0).abs() + 8
-    assert_close(lse.masked_fill(none, 0.0), wanted_lse.masked_fill(none, 0.0), lse_bound(q, k, options) * size)
+    assert_close(lse.masked_fill(none, 0.0), wanted_lse.masked_fill(none, 0.0), lse_bound(q, k, options) * size + of_scores)
 
 
 def lse_bound(q, k, options) -> float:

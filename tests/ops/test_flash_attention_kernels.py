@@ -43,14 +43,15 @@ def causal(request):
 
 
 def need(causal, head_dim=128, x="bfloat16"):
-    """Skips if the build (a smoke build, say) lacks the kind of kernel."""
-    if (x, causal, head_dim) not in {(k["x"], k["causal"], k["tile"][2]) for k in KERNELS.values()}:
+    """Skips if the build (a smoke build, say) lacks the kind of kernel, which has no options."""
+    plain = [k for k in KERNELS.values() if not (k["window"] or k["sinks"] or k["softcap"])]
+    if (x, causal, head_dim) not in {(k["x"], k["causal"], k["tile"][2]) for k in plain if k["head_dim_v"] == k["tile"][2]}:
         pytest.skip(f"no kernel for {x}, head dim {head_dim}, causal={causal} in this build")
 
 
 def into_gaps(q, k, v, **options):
     """tileops.flash_attention into results with gaps, which must stay as they are."""
-    b, s, h, d = q.shape
+    b, s, h, d = (*q.shape[:3], v.shape[3])
     out = torch.full((b, s, h, d + 8), torch.nan, dtype=q.dtype, device="cuda")[..., :d]
     lse = torch.full((b, s, h, 2), torch.nan, device="cuda")[..., 1].transpose(1, 2)
     given = tileops.flash_attention(q, k, v, **options, out=out, lse=lse)
@@ -61,11 +62,32 @@ def into_gaps(q, k, v, **options):
     return given
 
 
-def run_kernel(name, batch, sq, sk, heads, kv_heads, **options):
+def calls(kernel, heads):
+    """What the kernel serves: of one with a window, masks of every kind, each with all that it has."""
+    if not kernel["window"]:
+        masks = [{"causal": kernel["causal"]}]
+    else:
+        bn = kernel["tile"][1]
+        masks = [
+            {"causal": True, "window_left": 40},
+            {"causal": True, "window_left": 3 * bn + 5},
+            {"window_left": bn - 1, "window_right": 70},
+            {"window_right": 2 * bn},
+            {"causal": True, "window_left": 0},
+            {"causal": True},
+            {},
+        ]
+    more = {"softcap": 5.0} if kernel["softcap"] else {}
+    more |= {"sinks": normal(2 * heads, device="cuda", seed=77).bfloat16()[::2]} if kernel["sinks"] else {}
+    return [mask | more for mask in masks]
+
+
+def run_kernel(name, batch, sq, sk, heads, kv_heads, call=0, **options):
     kernel = KERNELS[name]
-    tensors = cuda(batch, sq, sk, heads, kv_heads, kernel["tile"][2], dtype=DTYPES[kernel["x"]])
+    dims, given = (kernel["tile"][2], kernel["head_dim_v"]), calls(kernel, heads)
+    tensors = cuda(batch, sq, sk, heads, kv_heads, *dims, dtype=DTYPES[kernel["x"]])
     with tileops.knobs.scope(force=name, require_native=True):
-        check_dense(*tensors, run=into_gaps, causal=kernel["causal"], **options)
+        check_dense(*tensors, run=into_gaps, **given[call % len(given)], **options)
 
 
 def edges(bm, bn):
@@ -81,7 +103,8 @@ def test_edges(name):
     bm, bn, _ = KERNELS[name]["tile"]
     for number, (sq, sk) in enumerate(edges(bm, bn)):
         heads, kv_heads = ((1, 1), (4, 2), (3, 1), (2, 2))[number % 4]
-        run_kernel(name, 1 + number % 3, sq, sk, heads, kv_heads)
+        for call in range(number, len(calls(KERNELS[name], heads)) + number, 3):
+            run_kernel(name, 1 + number % 3, sq, sk, heads, kv_heads, call)
     run_kernel(name, 1, bm + 5, bn + 9, 2, 1, scale=0.5)
     run_kernel(name, 1, bm + 5, bn + 9, 2, 1, scale=1e-3)
 
@@ -89,7 +112,8 @@ def test_edges(name):
 @pytest.mark.parametrize("name", KERNELS)
 def test_many_tiles(name):
     """More than fit on the GPU at a time, so that CTAs go from tile to tile."""
-    run_kernel(name, 3, 700, 900, 24, 8)
+    for call in range(3):
+        run_kernel(name, 3, 700, 900, 24, 8, call)
     run_kernel(name, 40, 1, 33, 16, 1)
 
 
@@ -98,6 +122,38 @@ def test_small(name):
     """For a sanitizer, which slows kernels down a hundredfold."""
     bm, bn, _ = KERNELS[name]["tile"]
     run_kernel(name, 1, bm + 3, 3 * bn + 5, 2, 1)
+
+
+OPTIONAL = {name: k for name, k in KERNELS.items() if k["window"] or k["sinks"] or k["softcap"]}
+
+
+@pytest.mark.parametrize("name", OPTIONAL)
+def test_sinks_and_softcaps(name):
+    """Sinks far below, among and far above the scores, of each dtype, or none; caps that bend much and little."""
+    kernel, window = OPTIONAL[name], {"causal": True, "window_left": 200}
+    tensors = cuda(2, 333, 444, 4, 2, kernel["tile"][2], kernel["head_dim_v"], dtype=DTYPES[kernel["x"]])
+    with tileops.knobs.scope(force=name, require_native=True):
+        for softcap in (0.5, 2.0, 30.0) if kernel["softcap"] else (0.0,):
+            check_dense(*tensors, **window, softcap=softcap)
+        for dtype in (torch.float32, torch.bfloat16, torch.float16) if kernel["sinks"] else ():
+            sinks = torch.tensor([-200.0, 1.5, 9.0, 300.0], dtype=dtype, device="cuda")
+            check_dense(*tensors, **window, sinks=sinks)
+            check_dense(*cuda(1, 300, 70, 4, 2, kernel["tile"][2], dtype=DTYPES[kernel["x"]]), causal=True, sinks=sinks)
+        if kernel["softcap"]:
+            check_dense(*tensors, causal=True, softcap=3.0, scale=-0.1)
+
+
+@pytest.mark.parametrize("name", OPTIONAL)
+def test_keys_out_of_the_window_are_not_read(name):
+    """No query sees the first keys, which are NaN; a block of keys that some query sees reads others."""
+    kernel = OPTIONAL[name]
+    q, *keys = cuda(1, 100, 700, 4, 2, kernel["tile"][2], kernel["head_dim_v"], dtype=DTYPES[kernel["x"]])
+    options = {"causal": True, "window_left": 100} | ({"softcap": 5.0} if kernel["softcap"] else {})
+    with tileops.knobs.scope(force=name, require_native=True):
+        found = tileops.flash_attention(q, *keys, **options)
+        for tensor in keys:
+            tensor[:, : (700 - 200) // 128 * 128] = torch.nan
+        assert all(map(torch.equal, found, tileops.flash_attention(q, *keys, **options)))
 
 
 # ---- what a call needs besides
@@ -286,13 +342,15 @@ def test_second_device(causal):
 def test_what_cannot_be_forced():
     need(False)
     q, k, v = cuda(1, 40, 56, 4, 2, 128, dtype=torch.bfloat16)
+    narrow = q[..., :96].clone(), k[..., :96].clone(), v[..., :96].clone()
     cases = {
         "and q is float32": ((q.float(), k.float(), v.float()), {}),
         "head dim 40": ((q[..., :40].clone(), k[..., :40].clone(), v[..., :40].clone()), {}),
         "head dims 128 and 64": ((q, k, v[..., :64]), {}),
-        "take no window": ((q, k, v), {"window_left": 3}),
-        "take no softcap": ((q, k, v), {"softcap": 5.0}),
-        "take no sinks": ((q, k, v), {"sinks": torch.zeros(4, device="cuda")}),
+        "head dim 96 with a window": (narrow, {"window_left": 3}),
+        "head dim 96 with a softcap": (narrow, {"softcap": 5.0}),
+        "head dim 96 with sinks": (narrow, {"sinks": torch.zeros(4, device="cuda")}),
+        "a softcap, and a scale": ((q, k, v), {"softcap": 1e-40}),
         "a scale above 0": ((q, k, v), {"scale": -1.0}),
         "it needs a k": ((q, torch.cat((k, k[..., :1]), -1)[..., :-1], v), {}),
     }
@@ -311,14 +369,18 @@ def test_choice_is_what_was_measured():
     for row in configs.load("flash_attention"):
         for at in row.measured:
             if at.gpu == torch.cuda.get_device_name():
-                point = row.x, row.causal, row.tile[2], at.batch_heads, at.sq, at.sk
+                point = row.x, row.causal or row.window, row.tile[2], row.head_dim_v, row.sinks, row.softcap
+                point = *point, at.batch_heads, at.sq, at.sk, at.window
                 gains[point] = max(gains.get(point, 0.0), at.baseline_us / at.us)
-    for (x, causal, head_dim, heads, sq, sk), gain in gains.items():
+    for point, gain in gains.items():
+        x, causal, head_dim, head_dim_v, sinks, softcap, heads, sq, sk, window = point
         q = torch.empty(1, sq, heads, head_dim, dtype=DTYPES[x], device="cuda")
-        k = torch.empty(1, sk, 1, head_dim, dtype=DTYPES[x], device="cuda")
+        k, v = (torch.empty(1, sk, 1, dim, dtype=DTYPES[x], device="cuda") for dim in (head_dim, head_dim_v))
+        options = {"causal": causal, "window_left": window - 1, "softcap": 50.0 * softcap}
+        options |= {"sinks": q.new_zeros(heads)} if sinks else {}
         with tileops.knobs.scope(force=""):
-            found = tileops.explain("flash_attention", q, k, k, causal=causal)
-        assert found.path == ("kernel" if gain >= 0.985 else "eager"), (found, x, causal, head_dim, heads, sq, sk, gain)
+            found = tileops.explain("flash_attention", q, k, v, **options)
+        assert found.path == ("kernel" if gain >= 0.985 else "eager"), (found, point, gain)
 
 
 @pytest.mark.big

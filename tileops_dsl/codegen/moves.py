@@ -4,6 +4,7 @@ from tileops_dsl import ir, plan
 from tileops_dsl.codegen.cuda import terms
 from tileops_dsl.codegen.expressions import CODES, CTYPES, statement
 from tileops_dsl.codegen.writer import Writer
+from tileops_dsl.instruction_layouts import AccumulatorRows
 from tileops_dsl.schedule import Issue
 
 HINTS = {"evict_first": "kEvictFirst", "evict_last": "kEvictLast"}
@@ -70,13 +71,16 @@ def _store_rows(w: Writer, stmt: ir.Copy) -> None:
 
 def _load_vector(w: Writer, stmt: ir.Copy) -> None:
     """An element at a time, by the tensor's dtype."""
-    tensor, name = stmt.src.tensor, stmt.dst.name
-    column = w.number(stmt.src.origin[-1])
-    w.line(f"const int col = {column} + thread + x * {w.kernel.layouts[stmt.dst].threads};")
+    tensor, name, layout = stmt.src.tensor, stmt.dst.name, w.kernel.layouts[stmt.dst]
+    *outer, first = (w.number(o, 3) for o in stmt.src.origin)
+    of_rows = isinstance(layout, AccumulatorRows)  # all four lanes of a row have its value
+    own = w.fragments.row(w, "x") if of_rows else f"thread + x * {layout.threads}"
+    w.line(f"const int col = {first} + {own};")
+    at = " + ".join(terms(tensor, [*outer, "col"])) if outer else "col"
     w.line(f"if (col >= {w.number(tensor.dims[-1])}) fill<1>({name}, x, {statement(stmt.fill, None)});")
     for dtype, code in CODES.items():
         pointer = f"global<{CTYPES[dtype]}>(p.{tensor.name})"
-        word = f"load_global_as_float<1>({name}, x, {pointer}, col, {w.site(stmt)})"
+        word = f"load_global_as_float<1>({name}, x, {pointer}, {at}, {w.site(stmt)})"
         w.line(f"else if (p.{tensor.name}_dtype == {code}) {word};")
     statements = list(ir.walk(w.kernel.body))
     given = [s for s in statements if isinstance(s, ir.If) and s.condition == tensor.given]

@@ -33,22 +33,27 @@ class Writer(Emitter):
 
     @cached_property
     def names(self) -> dict[ir.Expr, ir.Var]:
-        """Of numbers that are computed once: how often loops run, and quotients of run-time numbers, which take long."""
-        loops = [s for s in ir.walk(self.kernel.body) if isinstance(s, ir.Pipelined)]
+        """Of numbers that are computed once: how often loops run, and quotients of run-time numbers, which take long. The
+        author's names come first, each behind those that it is made of.
+        """
+        given = {expr: ir.Var(expr.dtype, name) for expr, name in self.kernel.named.items()}
+        loops = [s for s in ir.walk(self.kernel.body) if isinstance(s, ir.Pipelined) and s.extent not in given]
         found = {
             "steps": dict.fromkeys(loop.extent for loop in loops if not isinstance(loop.extent, ir.Const)),
             "quotient": dict.fromkeys(q for s in ir.walk(self.kernel.body) for e in ir.exprs_of(s) for q in _quotients(e)),
         }
         named = [(e, f"{name}_{n}" if n > 1 else name) for name, exprs in found.items() for n, e in enumerate(exprs, 1)]
-        return {expr: ir.Var(expr.dtype, name) for expr, name in named}
+        return given | {expr: ir.Var(expr.dtype, name) for expr, name in named}
 
     def declare(self, body, of_tile: bool) -> None:
         """The named numbers that statements use, for one tile or for all tiles alike."""
         tiles = set(plan.tile_loop(self.kernel).vars)
         used = {e for s in ir.walk(body) for x in ir.exprs_of(op_of(s)) for e in ir.subexprs(x)}
+        earlier: dict[ir.Expr, ir.Var] = {}
         for expr, name in self.names.items():
             if expr in used and of_tile is not tiles.isdisjoint(ir.subexprs(expr)):
-                self.line(f"const int {name} = {arithmetic(self.kernel, expr)};")
+                self.line(f"const int {name} = {arithmetic(self.kernel, ir.replaced(expr, earlier))};")
+                earlier[expr] = name
 
     def span(self, columns: int) -> int:
         """Registers of so many columns of a fragment, in one block of its rows."""

@@ -1,7 +1,9 @@
 """flash_attention: out = softmax(scale q k^T + mask) v and the log-sum-exp of each row of scores.
 
-q, out [B, H, Sq, D], k, v [B, Hk, Sk, D], of any strides; lse [B, H, Sq] (natural log). H / Hk query heads share a key head.
-Causal: query i sees the keys j <= i + Sk - Sq. A row that sees no key gives out 0 and lse -inf.
+q [B, H, Sq, D], k [B, Hk, Sk, D], v [B, Hk, Sk, Dv], out [B, H, Sq, Dv], of any strides; lse [B, H, Sq] (natural log).
+H / Hk query heads share a key head. Causal: query i sees the keys j <= i + Sk - Sq. A row that sees no key gives out 0 and
+lse -inf. Options: a window of keys from i + Sk - Sq - window_left to i + Sk - Sq + window_right; for each head a sink, one more
+score without a value, which counts in lse; softcap c, by which a scaled score s becomes c tanh(s / c).
 """
 
 import math
@@ -11,7 +13,9 @@ from tileops_dsl.configs import AttentionConfig
 
 
 def flash_attention(config: AttentionConfig):
-    (bm, bn, d), sub = config.tile, 64 if config.tile[2] % 64 == 0 else 32  # columns of the output stored at a time
+    (bm, bn, d), dv = config.tile, config.head_dim_v
+    sub = 64 if dv % 64 == 0 else 32  # columns of the output stored at a time
+    hides_rows = config.causal or config.window  # a block may have no key for some rows
     by_rows, row_vector = T.GemmWarpPolicy.FullRow, ((bm,), "float32")
     batches, heads, kv_heads, sq, sk = T.dynamic("batches, heads, kv_heads, sq, sk", "int32")
 
@@ -19,19 +23,24 @@ def flash_attention(config: AttentionConfig):
     def flash_attention(
         q: T.Tensor((batches, heads, sq, d), config.x, vector=8),
         k: T.Tensor((batches, kv_heads, sk, d), config.x, vector=8),
-        v: T.Tensor((batches, kv_heads, sk, d), config.x, vector=8),
-        out: T.Tensor((batches, heads, sq, d), config.x, vector=8),
+        v: T.Tensor((batches, kv_heads, sk, dv), config.x, vector=8),
+        out: T.Tensor((batches, heads, sq, dv), config.x, vector=8),
         lse: T.Tensor((batches, heads, sq), "float32"),
-        scale_log2: T.Scalar("float32"),  # scale * log2(e), positive
+        sinks: T.Tensor((heads, sq), "any"),  # the same for all rows: of stride 0
+        scale_log2: T.Scalar("float32"),  # scale * log2(e), positive; with a softcap c, c * log2(e)
+        cap_scale: T.Scalar("float32"),  # scale / c
+        window_left: T.Scalar("int32"),  # at most sk
+        window_right: T.Scalar("int32"),  # at most sq
     ):
+        right = window_right if config.window else 0
         with T.Kernel(threads=config.threads):
             q_tile = T.alloc_shared((bm, d), config.x)
             k_tile = T.alloc_shared((bn, d), config.x)
-            v_tile = T.alloc_shared((bn, d), config.x)
+            v_tile = T.alloc_shared((bn, dv), config.x)
             o_tile = T.alloc_shared((bm, sub), config.x)
             s = T.alloc_fragment((bm, bn), "float32")
             p_half = T.alloc_fragment((bm, bn), config.x)
-            o = T.alloc_fragment((bm, d), "float32")
+            o = T.alloc_fragment((bm, dv), "float32")
             o_half = T.alloc_fragment((bm, sub), config.x)
             peak = T.alloc_fragment(*row_vector)
             shift = T.alloc_fragment(*row_vector)
@@ -39,47 +48,69 @@ def flash_attention(config: AttentionConfig):
             sums = T.alloc_fragment(*row_vector)
             total = T.alloc_fragment(*row_vector)
             row_lse = T.alloc_fragment(*row_vector)
-            for batch, head, block in T.Persistent((batches, heads, T.ceildiv(sq, bm)), zigzag=config.causal):
+            if config.sinks:
+                sink = T.alloc_fragment(*row_vector)
+            for batch, head, block in T.Persistent((batches, heads, T.ceildiv(sq, bm)), zigzag=hides_rows):
                 row = block * bm
                 kv_head = head // (heads // kv_heads)
-                seen = T.min(row + bm + sk - sq, sk) if config.causal else sk  # keys that the last row sees
-                blocks = T.max(T.ceildiv(seen, bn), 1)  # a tile that sees no key has one block, all masked
-                whole = T.max(T.min(row + 1 + sk - sq, sk), 0) // bn if config.causal else sk // bn  # blocks without a mask
-                masked = blocks - whole if config.causal else T.min(blocks - whole, 1)
+                if config.window:
+                    blocks, masked, of_step = within_window(row, bm, bn, sq, sk, window_left, right)
+                else:
+                    seen = T.min(row + bm + sk - sq, sk) if config.causal else sk  # keys that the last row sees
+                    blocks = T.max(T.ceildiv(seen, bn), 1)  # a tile that sees no key has one block, all masked
+                    whole = T.max(T.min(row + 1 + sk - sq, sk), 0) // bn if config.causal else sk // bn  # blocks without a mask
+                    masked = blocks - whole if config.causal else T.min(blocks - whole, 1)
                 T.copy(q[batch, head, row, 0], q_tile, eviction_policy="evict_first")
+                if config.sinks:
+                    T.copy(sinks[head, row], sink, fill=0.0, absent=-T.infinity())
                 T.fill(peak, -T.infinity())
                 T.fill(sums, 0.0)
                 for i in T.Pipelined(blocks, num_stages=config.stages):
-                    key = (blocks - 1 - i) * bn
+                    key = (of_step(i) if config.window else blocks - 1 - i) * bn
                     T.copy(k[batch, kv_head, key, 0], k_tile, eviction_policy="evict_last")
                     T.copy(v[batch, kv_head, key, 0], v_tile, eviction_policy="evict_last")
                     T.gemm(q_tile, k_tile, s, transpose_B=True, policy=by_rows, clear_accum=True)
+                    if config.softcap:
+                        for r, c in T.Parallel(bm, bn):
+                            s[r, c] = T.tanh(s[r, c] * cap_scale)
                     with T.If(i < masked):
                         for r, c in T.Parallel(bm, bn):
-                            limit = T.min(row + r + 1 + sk - sq, sk) if config.causal else sk
+                            limit = T.min(row + r + 1 + sk - sq + right, sk) if hides_rows else sk
                             s[r, c] = T.if_then_else(key + c < limit, s[r, c], -T.infinity())
+                        if config.window:
+                            for r, c in T.Parallel(bm, bn):
+                                s[r, c] = T.if_then_else(key + c < row + r + sk - sq - window_left, -T.infinity(), s[r, c])
                     for r in T.Parallel(bm):
                         factor[r] = peak[r]
                     T.reduce_max(s, peak, clear=False)
                     for r in T.Parallel(bm):
-                        shift[r] = (finite(peak[r]) if config.causal else peak[r]) * scale_log2
+                        shift[r] = (finite(peak[r]) if hides_rows else peak[r]) * scale_log2
                         factor[r] = T.exp2(factor[r] * scale_log2 - shift[r])
                         sums[r] = sums[r] * factor[r]
                     for r, c in T.Parallel(bm, bn):
                         s[r, c] = T.exp2(s[r, c] * scale_log2 - shift[r])
                     T.reduce_sum(s, sums, clear=False, partial=True)
                     with T.If(i > 0):
-                        for r, c in T.Parallel(bm, d):
+                        for r, c in T.Parallel(bm, dv):
                             o[r, c] = o[r, c] * factor[r]
                     for r, c in T.Parallel(bm, bn):
                         p_half[r, c] = s[r, c]
                     T.gemm(p_half, v_tile, o, policy=by_rows, clear_accum=i == 0, stage=1)
                 T.reduce_sum(sums, total)
                 for r in T.Parallel(bm):
-                    factor[r] = T.if_then_else(total[r] == 0.0, 0.0, T.reciprocal(total[r]))
-                    row_lse[r] = (peak[r] * scale_log2 + T.log2(total[r])) * math.log(2)
+                    if config.sinks:  # the sums are taken to the larger of the row's maximum and its sink
+                        sink[r] = sink[r] * math.log2(math.e)
+                        shift[r] = finite(T.max(peak[r] * scale_log2, sink[r]))
+                        factor[r] = T.exp2(peak[r] * scale_log2 - shift[r])
+                        total[r] = total[r] * factor[r] + T.exp2(sink[r] - shift[r])
+                        row_lse[r] = (shift[r] + T.log2(total[r])) * math.log(2)
+                        row_lse[r] = T.if_then_else(peak[r] == -T.infinity(), -T.infinity(), row_lse[r])
+                        factor[r] = factor[r] * T.if_then_else(total[r] == 0.0, 0.0, T.reciprocal(total[r]))
+                    else:
+                        factor[r] = T.if_then_else(total[r] == 0.0, 0.0, T.reciprocal(total[r]))
+                        row_lse[r] = (peak[r] * scale_log2 + T.log2(total[r])) * math.log(2)
                 T.copy(row_lse, lse[batch, head, row])
-                for e in T.Pipelined(d // sub, num_stages=2):
+                for e in T.Pipelined(dv // sub, num_stages=2):
                     piece = o[:, e * sub : e * sub + sub]
                     for r, c in T.Parallel(bm, sub):
                         o_half[r, c] = piece[r, c] * factor[r]
@@ -87,6 +118,19 @@ def flash_attention(config: AttentionConfig):
                     T.copy(o_tile, out[batch, head, row, e * sub])
 
     return flash_attention
+
+
+def within_window(row, bm, bn, sq, sk, left, right):
+    """Of a tile of queries: how many blocks of keys it sees, how many of them have a mask, and the block of step i.
+
+    Those with a mask come first: the ones at the window's left end, then from its right end on towards the left.
+    """
+    begin = T.let("begin", T.max(row + sk - sq - left, 0) // bn)  # the block in which the first row's window begins
+    blocks = T.let("blocks", T.max(T.ceildiv(T.min(row + bm + sk - sq + right, sk), bn) - begin, 1))  # no key: one, all masked
+    all_begun = T.max(row + bm - 1 + sk - sq - left, 0)  # the first key of the last row's window
+    cut = T.let("cut", T.min((all_begun + bn - 1) // bn - begin, blocks))  # blocks in which a window begins
+    whole = T.let("whole", T.max(T.min(row + 1 + sk - sq + right, sk) // bn, begin))  # the block in which the first row's ends
+    return blocks, cut + begin + blocks - whole, lambda i: begin + cut - 1 - i + T.if_then_else(i < cut, 0, blocks)
 
 
 def finite(peak):

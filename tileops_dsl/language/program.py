@@ -10,7 +10,7 @@ from tileops_dsl.language.builder import RESERVED_PERSISTENT, builder, here, loc
 from tileops_dsl.language.memory import TensorArg
 from tileops_dsl.language.scalar import Value, to_expr
 
-__all__ = ["Kernel", "Scalar", "Tensor", "annotate_min_blocks_per_sm", "dynamic", "prim_func"]
+__all__ = ["Kernel", "Scalar", "Tensor", "annotate_min_blocks_per_sm", "dynamic", "let", "prim_func"]
 
 
 @dataclass(frozen=True)
@@ -71,6 +71,15 @@ def Kernel(*grid, threads: int, cluster: tuple[int, int] = (1, 1)):
 def annotate_min_blocks_per_sm(blocks: int) -> None:
     """How many CTAs must fit on a multiprocessor: bounds the registers of a thread."""
     builder().kernel["min_blocks"] = blocks
+
+
+def let(name: str, value: Value) -> Value:
+    """The number of a tile, which gets a name in the generated text; in kernels with T.Persistent."""
+    b, expr = builder(), to_expr(value)
+    if not isinstance(expr, ir.Call) or b.kernel["grid"]:
+        raise TileError(f"{name} is not computed once for a tile", "T.let of an expression, in a kernel with T.Persistent", here())
+    b.kernel.setdefault("named", {})[expr] = b.declare(name)
+    return value
 
 
 def prim_func(function) -> ir.Kernel:

@@ -8,7 +8,7 @@ from tileops_dsl.language.builder import here
 
 __all__ = [  # the words of this file
     "cast", "ceildiv", "exp2", "gelu", "gelu_tanh", "if_then_else", "infinity", "log2", "max", "min",
-    "reciprocal", "relu", "rsqrt", "silu",
+    "reciprocal", "relu", "rsqrt", "silu", "tanh",
 ]  # fmt: skip
 
 
@@ -112,6 +112,7 @@ relu = _function("relu", "The value where it is positive, 0 where it is negative
 gelu = _function("gelu", "v Phi(v), Phi the normal distribution: error at most 1.2e-7 (1 + |v|).")
 gelu_tanh = _function("gelu_tanh", "The tanh form of gelu.")
 silu = _function("silu", "v sigmoid(v).")
+tanh = _function("tanh", "The hyperbolic tangent, one instruction: relative error 2^-11.")
 
 
 def max(a, b) -> Value:

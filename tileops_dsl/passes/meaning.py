@@ -48,7 +48,7 @@ def ways(kernel: ir.Kernel) -> list[Values]:
 
 def numbers(kernel: ir.Kernel, parameters: Values, steps: int) -> Values:
     """With these parameters: the extent of each loop of unknown length, by its text, is `steps`; sizes vary with it."""
-    values = {dim.name: 1 + 64 * steps for dim in kernel.dims}
+    values = {dim.name: 1 + 64 * steps for dim in kernel.dims} | {scalar.name: steps for scalar in kernel.scalars}
     for extent in (s.extent for s in ir.walk(kernel.body) if isinstance(s, ir.Pipelined | ir.Serial)):
         match extent:
             case ir.Call(op="max", args=(_, ir.Const(value=least))):
@@ -99,8 +99,12 @@ def number(expr: ir.Expr, values: Values, lengths: bool = False) -> int:
         return values[expr.name]
     if lengths and str(expr) in values:
         return values[str(expr)]
-    function = {"min": min, "max": max}.get(expr.op) or getattr(operator, expr.op)
+    function = {"min": min, "max": max, "select": _select}.get(expr.op) or getattr(operator, expr.op)
     return function(*(number(arg, values, lengths) for arg in expr.args))
+
+
+def _select(condition: bool, a: int, b: int) -> int:
+    return a if condition else b
 
 
 def meaning(event: Event) -> tuple:
