@@ -98,11 +98,11 @@ TILEOPS_KERNEL(flash_attention_causal, flash_attention_causal_params, 384, 1) {
         const int keys = min(p.seqlen_k, m + 128 + p.seqlen_k - p.seqlen_q);  // that the last row sees
         // flash_attention.py:60: blocks = T.max(T.ceildiv(seen, bn), 1)  # a tile that sees no key has one block, all masked
         const int blocks = keys > 0 ? (keys + kBlockN - 1) / kBlockN : 1;  // a tile that sees no key has one block, all masked
-        // flash_attention.py:68: for i in T.Pipelined(blocks, num_stages=config.stages):
+        // flash_attention.py:66: for i in T.Pipelined(blocks, num_stages=config.stages):
         TILEOPS_NO_UNROLL
         for (int block = blocks; block >= 0; --block) {
-          // flash_attention.py:69: key = (of_step(i) if config.window else blocks - 1 - i) * bn
-          // flash_attention.py:70: T.copy(k[batch, kv_head, key, 0], k_tile, eviction_policy="evict_last")
+          // flash_attention.py:67: key = (of_step(i) if config.window else blocks - 1 - i) * bn
+          // flash_attention.py:68: T.copy(k[batch, kv_head, key, 0], k_tile, eviction_policy="evict_last")
           if (block > 0) {
             const auto k_tile = k_tiles + k_stage * kTileKV;
             const int row = (block - 1) * kBlockN;
@@ -127,7 +127,7 @@ TILEOPS_KERNEL(flash_attention_causal, flash_attention_causal_params, 384, 1) {
             q_parity ^= 1;
           } else {
             if (block == 0) next = ctas + fetch_add(p.counter, 0, 1, site(20));  // the wait hides it
-            // flash_attention.py:71: T.copy(v[batch, kv_head, key, 0], v_tile, eviction_policy="evict_last")
+            // flash_attention.py:69: T.copy(v[batch, kv_head, key, 0], v_tile, eviction_policy="evict_last")
             const auto v_tile = v_tiles + v_stage * kTileKV;
             const int row = block * kBlockN;
             wait(v_empty + v_stage, v_parity, site(21));
@@ -205,10 +205,10 @@ TILEOPS_KERNEL(flash_attention_causal, flash_attention_causal_params, 384, 1) {
       // flash_attention.py:62: masked = blocks - whole if config.causal else T.min(blocks - whole, 1)
       const int unmasked = last_key >= 0 ? (last_key + 1) / kBlockN : 0;  // key blocks that all rows of the consumer see
 
-      // flash_attention.py:68: for i in T.Pipelined(blocks, num_stages=config.stages):
+      // flash_attention.py:66: for i in T.Pipelined(blocks, num_stages=config.stages):
       // The last block: S and softmax, with no product of this consumer to overlap.
       const auto k_block = k_blocks + stage * 2 * kTileKV;
-      // flash_attention.py:72: T.gemm(q_tile, k_tile, s, transpose_B=True, policy=by_rows, clear_accum=True)
+      // flash_attention.py:70: T.gemm(q_tile, k_tile, s, transpose_B=True, policy=by_rows, clear_accum=True)
       wait(k_full + stage, parity, site(34));
       named_barrier_sync(1 + group, 256, site(35));
       wgmma_fence(site(36));
@@ -224,48 +224,48 @@ TILEOPS_KERNEL(flash_attention_causal, flash_attention_causal_params, 384, 1) {
         if (blocks == 1) arrive(q_empty + group, site(42));
       }
 
-      // flash_attention.py:76: with T.If(i < masked):
-      // flash_attention.py:77: for r, c in T.Parallel(bm, bn):
-      // flash_attention.py:78: limit = T.min(row + r + 1 + sk - sq + right, sk) if hides_rows else sk
+      // flash_attention.py:74: with T.If(i < masked):
+      // flash_attention.py:75: for r, c in T.Parallel(bm, bn):
+      // flash_attention.py:76: limit = T.min(row + r + 1 + sk - sq + right, sk) if hides_rows else sk
       TILEOPS_UNROLL
       for (int r = 0; r < 2; ++r) visible[r] = last_key + row - m + r * 8 - (blocks - 1) * kBlockN - lane % 4 * 2;
-      // flash_attention.py:79: s[r, c] = T.if_then_else(key + c < limit, s[r, c], -T.infinity())
+      // flash_attention.py:77: s[r, c] = T.if_then_else(key + c < limit, s[r, c], -T.infinity())
       TILEOPS_UNROLL
       for (int i = 0; i < kBlockN / 2; ++i)
         if (i / 4 * 8 + i % 2 > visible[i / 2 % 2]) s[i] = -infinity();
-      // flash_attention.py:83: for r in T.Parallel(bm):
-      // flash_attention.py:84: factor[r] = peak[r]
-      // flash_attention.py:85: T.reduce_max(s, peak, clear=False)
+      // flash_attention.py:81: for r in T.Parallel(bm):
+      // flash_attention.py:82: factor[r] = peak[r]
+      // flash_attention.py:83: T.reduce_max(s, peak, clear=False)
       TILEOPS_UNROLL
       for (int c = 0; c < 4; ++c) chain[c] = reduce_registers<Max, kBlockN / 8, 4>(s, c);
-      // flash_attention.py:66: T.fill(peak, -T.infinity())
-      // flash_attention.py:67: T.fill(sums, 0.0)
-      // flash_attention.py:86: for r in T.Parallel(bm):
-      // flash_attention.py:87: shift[r] = (finite(peak[r]) if hides_rows else peak[r]) * scale_log2
-      // flash_attention.py:88: factor[r] = T.exp2(factor[r] * scale_log2 - shift[r])
-      // flash_attention.py:89: sums[r] = sums[r] * factor[r]
+      // flash_attention.py:64: T.fill(peak, -T.infinity())
+      // flash_attention.py:65: T.fill(sums, 0.0)
+      // flash_attention.py:84: for r in T.Parallel(bm):
+      // flash_attention.py:85: shift[r] = (finite(peak[r]) if hides_rows else peak[r]) * scale_log2
+      // flash_attention.py:86: factor[r] = T.exp2(factor[r] * scale_log2 - shift[r])
+      // flash_attention.py:87: sums[r] = sums[r] * factor[r]
       TILEOPS_UNROLL
       for (int r = 0; r < 2; ++r) {
         peak[r] = reduce_lanes<Max, 4>(max(chain[2 * r], chain[2 * r + 1]), site(43));
         shift[r] = peak[r] == -infinity() ? 0.0f : peak[r] * scale_log2;
         total[r] = 0.0f;
       }
-      // flash_attention.py:90: for r, c in T.Parallel(bm, bn):
-      // flash_attention.py:91: s[r, c] = T.exp2(s[r, c] * scale_log2 - shift[r])
-      // flash_attention.py:92: T.reduce_sum(s, sums, clear=False, partial=True)
+      // flash_attention.py:88: for r, c in T.Parallel(bm, bn):
+      // flash_attention.py:89: s[r, c] = T.exp2(s[r, c] * scale_log2 - shift[r])
+      // flash_attention.py:90: T.reduce_sum(s, sums, clear=False, partial=True)
       TILEOPS_UNROLL
       for (int i = 0; i < kBlockN / 2; ++i) {
         s[i] = exp2(fma(s[i], scale_log2, -shift[i / 2 % 2]));
         total[i / 2 % 2] += s[i];
       }
-      // flash_attention.py:96: for r, c in T.Parallel(bm, bn):
-      // flash_attention.py:97: p_half[r, c] = s[r, c]
+      // flash_attention.py:94: for r, c in T.Parallel(bm, bn):
+      // flash_attention.py:95: p_half[r, c] = s[r, c]
       TILEOPS_UNROLL
       for (int i = 0; i < kBlockN / 2; i += 2) round_pair(p_tile, i, s[i], s[i + 1]);
 
       int accumulate = 0;
       int block = blocks - 2;
-      // flash_attention.py:68: for i in T.Pipelined(blocks, num_stages=config.stages):
+      // flash_attention.py:66: for i in T.Pipelined(blocks, num_stages=config.stages):
       TILEOPS_NO_UNROLL
       for (; block >= unmasked; --block) {
         const auto v_block = v + stage * 2 * kTileKV;
@@ -273,7 +273,7 @@ TILEOPS_KERNEL(flash_attention_causal, flash_attention_causal_params, 384, 1) {
         stage ^= 1;
         parity ^= stage == 0;
         const auto k_block = k_blocks + stage * 2 * kTileKV;
-        // flash_attention.py:72: T.gemm(q_tile, k_tile, s, transpose_B=True, policy=by_rows, clear_accum=True)
+        // flash_attention.py:70: T.gemm(q_tile, k_tile, s, transpose_B=True, policy=by_rows, clear_accum=True)
         wait(k_full + stage, parity, site(44));
         named_barrier_sync(1 + group, 256, site(45));
         fence_operand(o);
@@ -283,7 +283,7 @@ TILEOPS_KERNEL(flash_attention_causal, flash_attention_causal_params, 384, 1) {
         for (int k = 0; k < 8; ++k)
           wgmma<kBlockN>(s, 0, q + (k / 4 * 8192 + k % 4 * 32), k_block + (k / 4 * 2 * kBoxKV + k % 4 * 32), k != 0, site(47));
         wgmma_commit(site(48));
-        // flash_attention.py:98: T.gemm(p_half, v_tile, o, policy=by_rows, clear_accum=i == 0, stage=1)
+        // flash_attention.py:96: T.gemm(p_half, v_tile, o, policy=by_rows, clear_accum=i == 0, stage=1)
         wait(v_full + v_stage, v_parity, site(49));
         wgmma_fence(site(50));
         TILEOPS_UNROLL
@@ -299,24 +299,24 @@ TILEOPS_KERNEL(flash_attention_causal, flash_attention_causal_params, 384, 1) {
           if (block == 0) arrive(q_empty + group, site(56));
         }
 
-        // flash_attention.py:76: with T.If(i < masked):
-        // flash_attention.py:77: for r, c in T.Parallel(bm, bn):
-        // flash_attention.py:78: limit = T.min(row + r + 1 + sk - sq + right, sk) if hides_rows else sk
+        // flash_attention.py:74: with T.If(i < masked):
+        // flash_attention.py:75: for r, c in T.Parallel(bm, bn):
+        // flash_attention.py:76: limit = T.min(row + r + 1 + sk - sq + right, sk) if hides_rows else sk
         TILEOPS_UNROLL
         for (int r = 0; r < 2; ++r) visible[r] += kBlockN;
-        // flash_attention.py:79: s[r, c] = T.if_then_else(key + c < limit, s[r, c], -T.infinity())
+        // flash_attention.py:77: s[r, c] = T.if_then_else(key + c < limit, s[r, c], -T.infinity())
         TILEOPS_UNROLL
         for (int i = 0; i < kBlockN / 2; ++i)
           if (i / 4 * 8 + i % 2 > visible[i / 2 % 2]) s[i] = -infinity();
-        // flash_attention.py:83: for r in T.Parallel(bm):
-        // flash_attention.py:84: factor[r] = peak[r]
-        // flash_attention.py:85: T.reduce_max(s, peak, clear=False)
+        // flash_attention.py:81: for r in T.Parallel(bm):
+        // flash_attention.py:82: factor[r] = peak[r]
+        // flash_attention.py:83: T.reduce_max(s, peak, clear=False)
         TILEOPS_UNROLL
         for (int c = 0; c < 4; ++c) chain[c] = reduce_registers<Max, kBlockN / 8, 4>(s, c);
-        // flash_attention.py:86: for r in T.Parallel(bm):
-        // flash_attention.py:87: shift[r] = (finite(peak[r]) if hides_rows else peak[r]) * scale_log2
-        // flash_attention.py:88: factor[r] = T.exp2(factor[r] * scale_log2 - shift[r])
-        // flash_attention.py:89: sums[r] = sums[r] * factor[r]
+        // flash_attention.py:84: for r in T.Parallel(bm):
+        // flash_attention.py:85: shift[r] = (finite(peak[r]) if hides_rows else peak[r]) * scale_log2
+        // flash_attention.py:86: factor[r] = T.exp2(factor[r] * scale_log2 - shift[r])
+        // flash_attention.py:87: sums[r] = sums[r] * factor[r]
         TILEOPS_UNROLL
         for (int r = 0; r < 2; ++r) {
           const float before = peak[r];
@@ -325,9 +325,9 @@ TILEOPS_KERNEL(flash_attention_causal, flash_attention_causal_params, 384, 1) {
           factor[r] = exp2(fma(before, scale_log2, -shift[r]));
           total[r] *= factor[r];
         }
-        // flash_attention.py:90: for r, c in T.Parallel(bm, bn):
-        // flash_attention.py:91: s[r, c] = T.exp2(s[r, c] * scale_log2 - shift[r])
-        // flash_attention.py:92: T.reduce_sum(s, sums, clear=False, partial=True)
+        // flash_attention.py:88: for r, c in T.Parallel(bm, bn):
+        // flash_attention.py:89: s[r, c] = T.exp2(s[r, c] * scale_log2 - shift[r])
+        // flash_attention.py:90: T.reduce_sum(s, sums, clear=False, partial=True)
         TILEOPS_UNROLL
         for (int i = 0; i < kBlockN / 2; ++i) {
           s[i] = exp2(fma(s[i], scale_log2, -shift[i / 2 % 2]));
@@ -340,17 +340,17 @@ TILEOPS_KERNEL(flash_attention_causal, flash_attention_causal_params, 384, 1) {
         fence_operand(o);
         fence_operand(p_tile);
         if (lane == 0) arrive(v_empty + v_stage, site(60));
-        // flash_attention.py:93: with T.If(i > 0):
-        // flash_attention.py:94: for r, c in T.Parallel(bm, dv):
-        // flash_attention.py:95: o[r, c] = o[r, c] * factor[r]
+        // flash_attention.py:91: with T.If(i > 0):
+        // flash_attention.py:92: for r, c in T.Parallel(bm, dv):
+        // flash_attention.py:93: o[r, c] = o[r, c] * factor[r]
         TILEOPS_UNROLL
         for (int i = 0; i < 64; ++i) o[i] *= factor[i / 2 % 2];
-        // flash_attention.py:96: for r, c in T.Parallel(bm, bn):
-        // flash_attention.py:97: p_half[r, c] = s[r, c]
+        // flash_attention.py:94: for r, c in T.Parallel(bm, bn):
+        // flash_attention.py:95: p_half[r, c] = s[r, c]
         TILEOPS_UNROLL
         for (int i = 0; i < kBlockN / 2; i += 2) round_pair(p_tile, i, s[i], s[i + 1]);
       }
-      // flash_attention.py:68: for i in T.Pipelined(blocks, num_stages=config.stages):
+      // flash_attention.py:66: for i in T.Pipelined(blocks, num_stages=config.stages):
       TILEOPS_NO_UNROLL
       for (; block >= 0; --block) {
         const auto v_block = v + stage * 2 * kTileKV;
@@ -358,7 +358,7 @@ TILEOPS_KERNEL(flash_attention_causal, flash_attention_causal_params, 384, 1) {
         stage ^= 1;
         parity ^= stage == 0;
         const auto k_block = k_blocks + stage * 2 * kTileKV;
-        // flash_attention.py:72: T.gemm(q_tile, k_tile, s, transpose_B=True, policy=by_rows, clear_accum=True)
+        // flash_attention.py:70: T.gemm(q_tile, k_tile, s, transpose_B=True, policy=by_rows, clear_accum=True)
         wait(k_full + stage, parity, site(61));
         named_barrier_sync(1 + group, 256, site(62));
         fence_operand(o);
@@ -368,7 +368,7 @@ TILEOPS_KERNEL(flash_attention_causal, flash_attention_causal_params, 384, 1) {
         for (int k = 0; k < 8; ++k)
           wgmma<kBlockN>(s, 0, q + (k / 4 * 8192 + k % 4 * 32), k_block + (k / 4 * 2 * kBoxKV + k % 4 * 32), k != 0, site(64));
         wgmma_commit(site(65));
-        // flash_attention.py:98: T.gemm(p_half, v_tile, o, policy=by_rows, clear_accum=i == 0, stage=1)
+        // flash_attention.py:96: T.gemm(p_half, v_tile, o, policy=by_rows, clear_accum=i == 0, stage=1)
         wait(v_full + v_stage, v_parity, site(66));
         wgmma_fence(site(67));
         TILEOPS_UNROLL
@@ -384,15 +384,15 @@ TILEOPS_KERNEL(flash_attention_causal, flash_attention_causal_params, 384, 1) {
           if (block == 0) arrive(q_empty + group, site(73));
         }
 
-        // flash_attention.py:83: for r in T.Parallel(bm):
-        // flash_attention.py:84: factor[r] = peak[r]
-        // flash_attention.py:85: T.reduce_max(s, peak, clear=False)
+        // flash_attention.py:81: for r in T.Parallel(bm):
+        // flash_attention.py:82: factor[r] = peak[r]
+        // flash_attention.py:83: T.reduce_max(s, peak, clear=False)
         TILEOPS_UNROLL
         for (int c = 0; c < 4; ++c) chain[c] = reduce_registers<Max, kBlockN / 8, 4>(s, c);
-        // flash_attention.py:86: for r in T.Parallel(bm):
-        // flash_attention.py:87: shift[r] = (finite(peak[r]) if hides_rows else peak[r]) * scale_log2
-        // flash_attention.py:88: factor[r] = T.exp2(factor[r] * scale_log2 - shift[r])
-        // flash_attention.py:89: sums[r] = sums[r] * factor[r]
+        // flash_attention.py:84: for r in T.Parallel(bm):
+        // flash_attention.py:85: shift[r] = (finite(peak[r]) if hides_rows else peak[r]) * scale_log2
+        // flash_attention.py:86: factor[r] = T.exp2(factor[r] * scale_log2 - shift[r])
+        // flash_attention.py:87: sums[r] = sums[r] * factor[r]
         TILEOPS_UNROLL
         for (int r = 0; r < 2; ++r) {
           const float before = peak[r];
@@ -401,9 +401,9 @@ TILEOPS_KERNEL(flash_attention_causal, flash_attention_causal_params, 384, 1) {
           factor[r] = exp2(fma(before, scale_log2, -shift[r]));
           total[r] *= factor[r];
         }
-        // flash_attention.py:90: for r, c in T.Parallel(bm, bn):
-        // flash_attention.py:91: s[r, c] = T.exp2(s[r, c] * scale_log2 - shift[r])
-        // flash_attention.py:92: T.reduce_sum(s, sums, clear=False, partial=True)
+        // flash_attention.py:88: for r, c in T.Parallel(bm, bn):
+        // flash_attention.py:89: s[r, c] = T.exp2(s[r, c] * scale_log2 - shift[r])
+        // flash_attention.py:90: T.reduce_sum(s, sums, clear=False, partial=True)
         TILEOPS_UNROLL
         for (int i = 0; i < kBlockN / 2; ++i) {
           s[i] = exp2(fma(s[i], scale_log2, -shift[i / 2 % 2]));
@@ -416,18 +416,18 @@ TILEOPS_KERNEL(flash_attention_causal, flash_attention_causal_params, 384, 1) {
         fence_operand(o);
         fence_operand(p_tile);
         if (lane == 0) arrive(v_empty + v_stage, site(77));
-        // flash_attention.py:93: with T.If(i > 0):
-        // flash_attention.py:94: for r, c in T.Parallel(bm, dv):
-        // flash_attention.py:95: o[r, c] = o[r, c] * factor[r]
+        // flash_attention.py:91: with T.If(i > 0):
+        // flash_attention.py:92: for r, c in T.Parallel(bm, dv):
+        // flash_attention.py:93: o[r, c] = o[r, c] * factor[r]
         TILEOPS_UNROLL
         for (int i = 0; i < 64; ++i) o[i] *= factor[i / 2 % 2];
-        // flash_attention.py:96: for r, c in T.Parallel(bm, bn):
-        // flash_attention.py:97: p_half[r, c] = s[r, c]
+        // flash_attention.py:94: for r, c in T.Parallel(bm, bn):
+        // flash_attention.py:95: p_half[r, c] = s[r, c]
         TILEOPS_UNROLL
         for (int i = 0; i < kBlockN / 2; i += 2) round_pair(p_tile, i, s[i], s[i + 1]);
       }
 
-      // flash_attention.py:98: T.gemm(p_half, v_tile, o, policy=by_rows, clear_accum=i == 0, stage=1)
+      // flash_attention.py:96: T.gemm(p_half, v_tile, o, policy=by_rows, clear_accum=i == 0, stage=1)
       // The last product needs no turn.
       const auto v_block = v + stage * 2 * kTileKV;
       wait(v_full + stage, parity, site(78));

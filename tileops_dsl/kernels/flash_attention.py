@@ -61,8 +61,6 @@ def flash_attention(config: AttentionConfig):
                     whole = T.max(T.min(row + 1 + sk - sq, sk), 0) // bn if config.causal else sk // bn  # blocks without a mask
                     masked = blocks - whole if config.causal else T.min(blocks - whole, 1)
                 T.copy(q[batch, head, row, 0], q_tile, eviction_policy="evict_first")
-                if config.sinks:
-                    T.copy(sinks[head, row], sink, fill=0.0, absent=-T.infinity())
                 T.fill(peak, -T.infinity())
                 T.fill(sums, 0.0)
                 for i in T.Pipelined(blocks, num_stages=config.stages):
@@ -96,6 +94,8 @@ def flash_attention(config: AttentionConfig):
                     for r, c in T.Parallel(bm, bn):
                         p_half[r, c] = s[r, c]
                     T.gemm(p_half, v_tile, o, policy=by_rows, clear_accum=i == 0, stage=1)
+                if config.sinks:
+                    T.copy(sinks[head, row], sink, fill=0.0, absent=-T.infinity())
                 T.reduce_sum(sums, total)
                 for r in T.Parallel(bm):
                     if config.sinks:  # the sums are taken to the larger of the row's maximum and its sink
