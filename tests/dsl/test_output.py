@@ -61,7 +61,10 @@ def test_each_kernel_is_in_the_file_that_the_manifest_names(everything, kernel_t
             layout = f"{'nt'[entry['transpose_a']]}{'nt'[entry['transpose_b']]}"
             assert name.startswith(f"{begin}_{SHORT[entry['y']]}_{tile}_{layout}")
         elif name in attentions(everything.manifest):
-            assert name == f"{begin}_{tile}_{'causal' if entry['causal'] else 'full'}"
+            dv = f"x{entry['head_dim_v']}" * (entry["head_dim_v"] != entry["tile"][2])
+            flags = [flag for flag in ("causal", "window", "sinks", "softcap") if entry[flag]]
+            mask = ["full"] * (not (entry["causal"] or entry["window"]))
+            assert name == "_".join([f"{begin}_{tile}{dv}", *mask, *flags])
         else:
             assert source["file"] == f"{begin}.cu"
             assert name.startswith(f"{begin}_{SHORT[entry['y']]}_v{entry['vector']}_")

@@ -117,7 +117,10 @@ def test_sinks_and_softcap(gpu, generated, options):
         check(gpu, kernel, *tensors, seeds=1, **given, softcap=cap, sinks=sinks)
     if "sinks" in options:  # rows that see no key
         sinks = torch.linspace(-1, 2, 2)
-        check(gpu, kernel, *inputs(1, 200, 70, 2, 1, 64), seeds=1, **given, softcap=caps[0], sinks=sinks)
+        q, k, v = inputs(1, 200, 70, 2, 1, 64)
+        check(gpu, kernel, q, k, v, seeds=1, **given, softcap=caps[0], sinks=sinks)
+        q[:, 190] = torch.nan
+        assert all(result.isnan().any() for result in kernel(q, k, v, **given, softcap=caps[0], sinks=sinks))
 
 
 @pytest.mark.parametrize("causal", [False, True])
@@ -162,29 +165,31 @@ WORDS = (
 )
 
 
-@pytest.mark.parametrize("causal", [False, True])
-def test_a_missing_word_is_noticed(gpu, generated, causal):
+@pytest.mark.parametrize("causal, options", [(False, ()), (True, ()), (False, ("window", "sinks", "softcap"))])
+def test_a_missing_word_is_noticed(gpu, generated, causal, options):
     """Each wait, arrival, fence, barrier and commit of the text: a fault is reported, or the result is wrong.
 
     But for the fence of a product that is issued behind another: its registers were written before the fence of that one.
     """
-    kernel, missed = generated(causal), []
-    q, k, v = inputs(1, 384, 700, 5, 1)
-    exact = attention(q, k, v, causal)[0]
+    kernel, missed = generated(causal, options=options), []
+    tensors, given = inputs(1, 384, 700, 5, 1), {"causal": causal}
+    if options:
+        given = {"causal": True, "window_left": 400, "sinks": torch.linspace(-1, 2, 5), "softcap": 3.0}
+    exact = exact_attention(*(t[0] for t in tensors), **given)[0]
     sites = re.findall(rf"\b({'|'.join(WORDS)})\((?:[^;]*, )?site\((\d+)\)\);", kernel.path.read_text())
     assert {word for word, _ in sites} == set(WORDS)
     for word, site in sites:
         gpu.mutate = {f"{word.split('<')[0]}@{site}": "suppress"}
-        if not any(_fails(gpu, kernel, (q, k, v), exact, seed) for seed in range(3)):
+        if not any(_fails(gpu, kernel, tensors, exact, seed, given) for seed in range(3)):
             missed.append((word, kernel.entry["sites"][site]))
     late = next(n for n, line in enumerate(PROGRAM.read_text().splitlines(), 1) if "stage=1" in line)
-    assert missed == [("wgmma_fence", f"flash_attention.py:{late}")] * (2 if causal else 1)
+    assert missed == [("wgmma_fence", f"flash_attention.py:{late}")] * (2 if causal or options else 1)
 
 
-def _fails(gpu, kernel, tensors, exact, seed):
+def _fails(gpu, kernel, tensors, exact, seed, options):
     gpu.seed = seed
     try:
-        assert_close(kernel(*tensors)[0], exact, ulps=2)
+        assert_close(kernel(*tensors, **options)[0], exact, ulps=2)
     except (EmulatorError, AssertionError):
         return True
     return False

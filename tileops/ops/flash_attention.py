@@ -161,8 +161,8 @@ def flash_attention(
         scale: what q k^T is multiplied with; None is D**-0.5. 0 and negative numbers are taken as they are.
         window_left: how many keys before the one it stands on a query sees; -1: all.
         window_right: how many after it; -1: all.
-        softcap: c > 0 turns a score s, already scaled and not yet masked, into c * tanh(s / c); 0 is off. Kernels take the GPU's
-            own tanh, whose relative error is 2**-11.
+        softcap: c > 0 turns a score s, already scaled and not yet masked, into c * tanh(s / c); 0 is off. Kernels take the
+            GPU's own tanh, whose relative error is 2**-11.
         sinks: None, or [H], any of the three dtypes: for each head a score that takes part in the softmax and has no value. It
             is neither scaled nor capped, and is part of the LSE (but not where a query sees no key: there it is -inf).
         q_descale: reserved for scaled operands; anything but None raises NotImplementedError.

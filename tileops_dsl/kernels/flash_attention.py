@@ -102,9 +102,9 @@ def flash_attention(config: AttentionConfig):
                         sink[r] = sink[r] * math.log2(math.e)
                         shift[r] = finite(T.max(peak[r] * scale_log2, sink[r]))
                         factor[r] = T.exp2(peak[r] * scale_log2 - shift[r])
+                        row_lse[r] = T.if_then_else(total[r] == 0.0, -T.infinity(), 0.0)  # no key: its sink does not count
                         total[r] = total[r] * factor[r] + T.exp2(sink[r] - shift[r])
-                        row_lse[r] = (shift[r] + T.log2(total[r])) * math.log(2)
-                        row_lse[r] = T.if_then_else(peak[r] == -T.infinity(), -T.infinity(), row_lse[r])
+                        row_lse[r] = row_lse[r] + (shift[r] + T.log2(total[r])) * math.log(2)
                         factor[r] = factor[r] * T.if_then_else(total[r] == 0.0, 0.0, T.reciprocal(total[r]))
                     else:
                         factor[r] = T.if_then_else(total[r] == 0.0, 0.0, T.reciprocal(total[r]))

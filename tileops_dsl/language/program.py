@@ -77,7 +77,8 @@ def let(name: str, value: Value) -> Value:
     """The number of a tile, which gets a name in the generated text; in kernels with T.Persistent."""
     b, expr = builder(), to_expr(value)
     if not isinstance(expr, ir.Call) or b.kernel["grid"]:
-        raise TileError(f"{name} is not computed once for a tile", "T.let of an expression, in a kernel with T.Persistent", here())
+        instead = "T.let of an expression, in a kernel with T.Persistent"
+        raise TileError(f"{name} is not computed once for a tile", instead, here())
     b.kernel.setdefault("named", {})[expr] = b.declare(name)
     return value
 

@@ -48,7 +48,7 @@ def ways(kernel: ir.Kernel) -> list[Values]:
 
 def numbers(kernel: ir.Kernel, parameters: Values, steps: int) -> Values:
     """With these parameters: the extent of each loop of unknown length, by its text, is `steps`; sizes vary with it."""
-    values = {dim.name: 1 + 64 * steps for dim in kernel.dims} | {scalar.name: steps for scalar in kernel.scalars}
+    values = {number.name: 1 + 64 * steps for number in (*kernel.dims, *kernel.scalars)}
     for extent in (s.extent for s in ir.walk(kernel.body) if isinstance(s, ir.Pipelined | ir.Serial)):
         match extent:
             case ir.Call(op="max", args=(_, ir.Const(value=least))):
