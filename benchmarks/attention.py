@@ -81,8 +81,8 @@ class Problem(NamedTuple):
         return options | ({"sinks": torch.linspace(-1, 3, HEADS, device=device)} if self.sinks else {})
 
 
-def problems(match: str):
-    """With the tokens of a pass over a long prompt at most; a window is shorter than the prompt."""
+def problems(*matches: str):
+    """Whose label contains one of `matches`, with the tokens of a long prompt at most, which is longer than the window."""
     plain = [
         Problem(dtype, dim, causal, batch, length)
         for dtype, dim, causal in itertools.product(DTYPES, HEAD_DIMS, (False, True))
@@ -94,7 +94,8 @@ def problems(match: str):
         for batch, length in itertools.product(OPTION_BATCHES, OPTION_LENGTHS)
     ]
     for problem in (*plain, *others):
-        if problem.batch * HEADS * problem.length <= MOST and match in problem.label and problem.window < problem.length:
+        wanted = any(match in problem.label for match in matches)
+        if wanted and problem.batch * HEADS * problem.length <= MOST and problem.window < problem.length:
             yield problem
 
 
@@ -180,7 +181,8 @@ def write_configs(path, rows, found):
 
 def main(arguments=None):
     parser = argparse.ArgumentParser(prog="python -m benchmarks.attention", description=__doc__)
-    parser.add_argument("--match", default="", metavar="LABEL", help="only the problems whose label contains this")
+    text = "only the problems whose label contains this (repeatable)"
+    parser.add_argument("--match", action="append", metavar="LABEL", help=text)
     parser.add_argument("--rounds", type=int, default=timing.ROUNDS)
     parser.add_argument("--out", type=Path, help="results file (default: benchmarks/results/<gpu>.jsonl)")
     parser.add_argument("--configs", type=Path, metavar="FILE", help="write the configuration with the times into this file")
@@ -189,7 +191,7 @@ def main(arguments=None):
         raise SystemExit("benchmarks.attention: torch sees no GPU; expected one, since only kernels are timed")
     gpu, rows = torch.cuda.get_device_name(), configs.load("flash_attention")
     path = options.out or results.RESULTS / f"{results.slug(gpu)}.jsonl"
-    chosen, found, written = list(problems(options.match)), {}, []
+    chosen, found, written = list(problems(*(options.match or [""]))), {}, []
     progress = Progress(len(chosen))
     for problem in chosen:
         progress.step(problem.label)

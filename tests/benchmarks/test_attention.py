@@ -22,6 +22,7 @@ def test_every_kernel_has_problems():
     found = [tuple(problem) for problem in attention.problems("b4 h16 s1024 d64 bf16 causal")]
     assert found[0] == ("bfloat16", 64, True, 4, 1024, 0, 0, False, 0.0)
     assert found[1:] == [("bfloat16", 64, True, 4, 1024, 64, *rest, 0.0) for rest in ((128, True), (0, True))]
+    assert {p.dim for p in attention.problems("d192", "sinks")} == {64, 192}
     assert next(attention.problems("s16384 d192")).label == "b1 h16 s16384 d192/128 bf16 causal"
 
 
