@@ -230,14 +230,33 @@ def test_parameters_and_report(generated):
         assert line in kernel.report.splitlines()
 
 
+def test_named_numbers(generated):
+    """Once in each role, of those that it uses; the last of them is made of the others."""
+    text = generated(False, tile=(128, 64, 64), options=("window",)).path.read_text()
+    found = re.findall(r"^ *const int (begin|blocks|cut|whole|steps) = (.*);$", text, re.M)
+    assert [name for name, _ in found] == ["begin", "blocks", "cut", "begin", "blocks", "cut", "whole"]
+    assert found[-1] == ("whole", "max(min(block * 128 + 1 + p.sk - p.sq + p.window_right, p.sk) / 64, begin)")
+
+
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("tile", ["by hand", *TILES])
 def test_nvcc_makes_no_spill_and_serialises_nothing(generated, causal, tile):
+    check_machine_code(generated(causal, **TILES.get(tile, {})))
+
+
+OTHERS = [row for row in configs.load("flash_attention") if row.options or row.head_dim_v != row.tile[2]]
+
+
+@pytest.mark.parametrize("row", [row for row in OTHERS if row.x == "bfloat16"], ids=lambda row: row.name)
+def test_nvcc_makes_no_spill_of_options(gpu, row, tmp_path):
+    check_machine_code(flash_attention.Generated(row, tmp_path))
+
+
+def check_machine_code(kernel):
     try:
         toolkit.find()
     except Exception:
         pytest.skip("needs nvcc")
-    kernel = generated(causal, **TILES.get(tile, {}))
     _, log = launch.compile_cubin(kernel.path)
     report = checks.Report(kernel.row.name, log, {})
     assert checks.parse_ptxas(log), "ptxas named no kernel"
