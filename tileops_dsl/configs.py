@@ -150,6 +150,13 @@ class AttentionConfig(Config):
         return "_".join((self.op, self.target, *self.dtypes, tile, *mask, *self.options))
 
 
+@dataclass(frozen=True)
+class MlaConfig(Config):
+    """MLA decode. `tile`: rows (queries and heads), tokens of a page, columns of a key, columns of a value."""
+
+    tile: tuple[int, int, int, int]
+
+
 KINDS = {"gemm": GemmConfig, "flash_attention": AttentionConfig}
 
 

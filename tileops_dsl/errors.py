@@ -11,7 +11,8 @@ class TileError(Exception):
 
     def __init__(self, problem: str, instead: str, location: Location | None = None):
         self.problem, self.instead, self.location = problem, instead, location
-        where = f"{location}: " if location else ""
+        called = f", called at {location.caller}" if location and location.caller else ""
+        where = f"{location}{called}: " if location else ""
         source = f"\n    {location.text}" if location and location.text else ""
         super().__init__(f"{where}{problem}{source}\n    Instead: {instead}")
 

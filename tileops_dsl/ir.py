@@ -2,8 +2,8 @@
 
     Kernel    = (name, tensors, dims, scalars, grid, cluster, threads, body)
     Tensor    = (name, dims, dtype | "any", vector, optional)       in global memory; strides are arguments
-    Buffer    = (name, scope "fragment" | "shared", shape, dtype)
-    View      = (buffer, origin, shape)                     a part of a fragment; Tile = Buffer | View
+    Buffer    = (name, scope "fragment" | "shared", shape, dtype, box, alias)       box: columns with edges of their own
+    View      = (buffer, origin, shape)                     a part; Tile = Buffer | View
 
     Stmt      = Alloc(buffer)
               | Annotate(buffer, layout)
@@ -12,13 +12,17 @@
               | Gemm(a, b, c, transposes, policy, clear, stage)       c (+)= a b; stage 1: issued one iteration later
               | Reduce(op, src, dst, clear, partial)                  over the last dimension; partial: of each thread's share
               | Parallel(vars, extents, Store*)                       element-wise over tiles
-              | Store(tile, indices, value)                           inside Parallel
+              | Store(tile | tensor, indices, value)                  inside Parallel
               | Serial(var, extent, body)
-              | Pipelined(var, extent, num_stages, pending, body, start)        a Serial whose copies run ahead
+              | Pipelined(var, extent, num_stages, pending, body, start, step)  a Serial whose copies run ahead
               | Persistent(vars, extents, group_size, body, alternate)        the tiles of one CTA
               | If(condition, body)
+              | On(groups, body)                                      of these warp groups, each on its own fragments
+              | Wait(of, pending)                                     until that Copy or Gemm of the group is finished
     Region    = (tensor, origin)                            the tile that starts there, as large as the other side
     Expr      = Const(value) | Var(name) | Load(tile, indices) | Call(op, args) | Cast(value)
+              | Element(tensor, indices)                      a number in global memory, the same for all threads
+              | AnyOf(test)                                   whether it holds for an element that the warp has
 
 Every node is a frozen dataclass; every Expr has a dtype; every Stmt has the Location of the line that wrote it.
 Layouts and the shared-memory plan are tables beside the body (`Kernel.layouts`, `Kernel.shared`), filled by passes. The body
@@ -38,6 +42,7 @@ DTYPES = {**FLOATS, **INTS, "bool": 1}
 # language/scalar.py adds the functions of float32, such as exp2.
 OPS = {
     "add": (2, "any"), "sub": (2, "any"), "mul": (2, "any"), "div": (2, "float"), "floordiv": (2, "int"),
+    "mod": (2, "int"), "and_": (2, "logic"), "not_": (1, "logic"),
     "max": (2, "any"), "min": (2, "any"), "neg": (1, "any"),
     "lt": (2, "compare"), "le": (2, "compare"), "eq": (2, "compare"), "ne": (2, "compare"),
     "select": (3, "any"),
@@ -51,6 +56,7 @@ class Location:
     file: str
     line: int
     text: str = field(default="", compare=False)
+    caller: Location | None = None  # of a macro: where the program calls it
 
     def __str__(self) -> str:
         return f"{self.file}:{self.line}"
@@ -108,6 +114,28 @@ class Cast(Expr):
 
 
 @dataclass(frozen=True)
+class Element(Expr):
+    tensor: Tensor
+    indices: tuple[Expr, ...]
+    children = property(lambda self: self.indices)
+
+    def __str__(self) -> str:
+        return f"{self.tensor.name}[{', '.join(map(str, self.indices))}]"
+
+
+EACH = Var("int32", "each")  # in AnyOf: the index of every element
+
+
+@dataclass(frozen=True)
+class AnyOf(Expr):
+    test: Expr
+    children = property(lambda self: (self.test,))
+
+    def __str__(self) -> str:
+        return f"any_of({self.test})"
+
+
+@dataclass(frozen=True)
 class Tensor:
     name: str
     dims: tuple[Var | Const, ...]
@@ -136,14 +164,17 @@ class Buffer:
     scope: str
     shape: tuple[int, ...]
     dtype: str
+    box: int | None = None
+    alias: View | None = None  # the tile lies over it
 
     def __str__(self) -> str:
-        return f"{self.name}: {self.scope} {self.dtype}{list(self.shape)}"
+        over = f" over {self.alias.name}" if self.alias else ""
+        return f"{self.name}: {self.scope} {self.dtype}{list(self.shape)}{f' box {self.box}' * bool(self.box)}{over}"
 
 
 @dataclass(frozen=True)
 class View:
-    """A part of a fragment, in its own coordinates from `origin` on."""
+    """A part of a tile, in its own coordinates from `origin` on; rows that begin at a run-time one end with the tile."""
 
     buffer: Buffer
     origin: tuple[Expr, ...]
@@ -247,7 +278,7 @@ class Reduce(Stmt):
 
 @dataclass(frozen=True)
 class Store(Stmt):
-    buffer: Tile
+    buffer: Tile | Tensor
     indices: tuple[Expr, ...]
     value: Expr
 
@@ -276,7 +307,8 @@ class Pipelined(Stmt):
     num_stages: int
     pending: int  # products that may be unfinished when the next iteration begins
     body: tuple[Stmt, ...]
-    start: Expr = Const("int32", 0)  # of a role's loop
+    start: Expr = Const("int32", 0)
+    step: int = 1
 
 
 @dataclass(frozen=True)
@@ -293,6 +325,18 @@ class Persistent(Stmt):
 class If(Stmt):
     condition: Expr
     body: tuple[Stmt, ...]
+
+
+@dataclass(frozen=True)
+class On(Stmt):
+    groups: tuple[int, ...]
+    body: tuple[Stmt, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class Wait(Stmt):
+    of: Copy | Gemm
+    pending: int  # later operations of the group, up to it, that may be unfinished
 
 
 @dataclass(frozen=True)

@@ -102,7 +102,7 @@ def test_fragment_without_a_name():
         T.fill(T.alloc_fragment((4, 128), "float32"), 0.0)  # here
 
 
-@rejected("a fragment of 'int8'", "one of float32, float16, bfloat16")
+@rejected("a fragment of 'int8'", "one of float32, float16, bfloat16, int32")
 def test_fragment_of_an_unknown_dtype():
     with T.Kernel(1, threads=128):
         tile = T.alloc_fragment((4, 128), "int8")  # here

@@ -52,14 +52,14 @@ def test_shared_tile_without_a_name():
         assert tiles
 
 
-@rejected("acc is cut in another way than some columns of a fragment, a constant number of them", "tile[:, a : a + 64]")
+@rejected("acc is cut in another way than some columns, a constant number of them", "tile[:, a : a + 64]")
 def test_view_of_rows():
     with T.Kernel(threads=256):
         acc = T.alloc_fragment((128, 128), "float32")
         assert acc[0:64, 0:64]  # here
 
 
-@rejected("acc is cut in another way than some columns of a fragment, a constant number of them", "tile[:, a : a + 64]")
+@rejected("acc is cut in another way than some columns, a constant number of them", "tile[:, a : a + 64]")
 def test_view_of_a_run_time_width(flag: FLAG):
     with T.Kernel(threads=256):
         acc = T.alloc_fragment((128, 128), "float32")

@@ -96,9 +96,9 @@ TILEOPS_KERNEL(mla_decode, mla_decode_params, 256, 1) {
   const auto v1_tile = matrix_at_offset<Swizzle::k128, Major::kMN, 1024, kBox>(kK1);
   // mla_decode.py:40: with T.ws(0, 1):
   // mla_decode.py:41: o, o_half = T.alloc_fragment((bm, dv // 2), f32), T.alloc_fragment((bm, dv // 2), x)
-  // mla_decode.py:42: s, p, q_rope = T.alloc_fragment((bm, bn), f32), T.alloc_fragment((bm, bn), x), T.alloc_fragment((bm, d - dv), x)
+  // mla_decode.py:42: s, p_half, late = T.alloc_fragment((bm, bn), f32), T.alloc_fragment((bm, bn), x), T.alloc_fragment((bm, bn), x)
   // mla_decode.py:43: peak, top, sums, factor, other = (T.alloc_fragment(*row) for _ in range(5))
-  // mla_decode.py:44: late, limit = T.alloc_fragment((bm, bn), x), T.alloc_fragment((bm,), "int32")
+  // mla_decode.py:44: q_rope, limit = T.alloc_fragment((bm, d - dv), x), T.alloc_fragment((bm,), "int32")
   Fragment<float, 128> o;
   Fragment<float, 32> s;
   Fragment<bf16, 32> p_tile, q_rope;
@@ -313,7 +313,7 @@ TILEOPS_KERNEL(mla_decode, mla_decode_params, 256, 1) {
         max0 = load_shared(row_max0, row0, site(58));
         max1 = load_shared(row_max0, row1, site(59));
         const float factor0 = load_shared(row_factor0, row0, site(60)), factor1 = load_shared(row_factor0, row1, site(61));
-        // mla_decode.py:74: steps.take(s, p, sums, factor)
+        // mla_decode.py:74: steps.take(s, p_half, sums, factor)
         sum0 *= factor0;
         sum1 *= factor1;
         TILEOPS_UNROLL
@@ -346,7 +346,7 @@ TILEOPS_KERNEL(mla_decode, mla_decode_params, 256, 1) {
         fence_operand(o);
         fence_operand(p_tile);
         wgmma_fence(site(66));
-        // mla_decode.py:77: own0 = T.wgmma_gemm(p, k0[:, left], o, clear_accum=i == begin)
+        // mla_decode.py:77: own0 = T.wgmma_gemm(p_half, k0[:, left], o, clear_accum=i == begin)
         TILEOPS_UNROLL
         for (int k = 0; k < 4; ++k) wgmma<256>(o, 0, p_tile, k * 8, v0_tile + k * 2048, k > 0 || page > begin, site(67));
         wgmma_commit(site(68));
@@ -372,7 +372,7 @@ TILEOPS_KERNEL(mla_decode, mla_decode_params, 256, 1) {
         }
         fence_async_shared(site(75));
         named_barrier_arrive(kP0Ready, 256, site(76));
-        // mla_decode.py:99: steps.times(sums, other)
+        // mla_decode.py:99: steps.scale(sums, other)
         sum0 *= later0;
         sum1 *= later1;
 
@@ -510,10 +510,10 @@ TILEOPS_KERNEL(mla_decode, mla_decode_params, 256, 1) {
         max0 = load_shared(row_max1, row0, site(124));
         max1 = load_shared(row_max1, row1, site(125));
         // mla_decode.py:85: T.copy(factor0, other)
-        // mla_decode.py:86: steps.times(factor, other)
+        // mla_decode.py:86: steps.scale(factor, other)
         const float factor0 = load_shared(row_factor0, row0, site(126)) * load_shared(row_factor1, row0, site(127));
         const float factor1 = load_shared(row_factor0, row1, site(128)) * load_shared(row_factor1, row1, site(129));
-        // mla_decode.py:87: steps.take(s, p, sums, factor)
+        // mla_decode.py:87: steps.take(s, p_half, sums, factor)
         sum0 *= factor0;
         sum1 *= factor1;
         TILEOPS_UNROLL
@@ -527,7 +527,7 @@ TILEOPS_KERNEL(mla_decode, mla_decode_params, 256, 1) {
           round_pair(p_tile, i, s[i], s[i + 1]);
           round_pair(p_tile, i + 2, s[i + 2], s[i + 3]);
         }
-        // mla_decode.py:88: T.copy(p, p1)
+        // mla_decode.py:88: T.copy(p_half, p1)
         TILEOPS_UNROLL
         for (int k = 0; k < 4; ++k) store_matrix<4>(shared<bf16>(kP1 + (matrix ^ k * 32)), p_tile, k * 8, site(130));
 
@@ -552,7 +552,7 @@ TILEOPS_KERNEL(mla_decode, mla_decode_params, 256, 1) {
         wgmma_fence(site(135));
         TILEOPS_UNROLL
         for (int k = 0; k < 4; ++k) {
-          // mla_decode.py:92: own1 = T.wgmma_gemm(p, k1[:, right], o, clear_accum=i == begin)
+          // mla_decode.py:92: own1 = T.wgmma_gemm(p_half, k1[:, right], o, clear_accum=i == begin)
           wgmma<256>(o, 0, p_tile, k * 8, v1_tile + (4 * kBox + k * 2048), k > 0 || page > begin, site(136));
         }
         wgmma_commit(site(137));

@@ -10,6 +10,7 @@ import os
 import re
 import sys
 import textwrap
+from dataclasses import replace
 
 from tileops_dsl import ir
 from tileops_dsl.errors import TileError
@@ -28,7 +29,12 @@ def author_frame():
 def here() -> ir.Location:
     """The line of the tile program that is being recorded."""
     frame = author_frame()
-    return location(frame.f_code.co_filename, frame.f_lineno)
+    inner = outer = location(frame.f_code.co_filename, frame.f_lineno)
+    while _current and frame and frame.f_code is not _current[-1].code:
+        frame = frame.f_back
+    if _current and frame:
+        outer = location(frame.f_code.co_filename, frame.f_lineno)
+    return inner if inner == outer else replace(inner, caller=outer)
 
 
 def location(path: str, line: int) -> ir.Location:
@@ -38,7 +44,9 @@ def location(path: str, line: int) -> ir.Location:
 class Builder:
     """The statements recorded so far: a stack of bodies, the innermost open loop last."""
 
-    def __init__(self):
+    def __init__(self, code=None):
+        self.code = code  # of the program
+        self.groups: tuple[int, ...] = ()  # of T.ws
         self.bodies: list[list[ir.Stmt]] = [[]]
         self.names: dict[str, ir.Location] = {}
         self.loops: set[str] = set()
@@ -101,9 +109,9 @@ def builder() -> Builder:
 
 
 @contextlib.contextmanager
-def recording():
+def recording(code):
     """Records the words that are called in its scope."""
-    _current.append(Builder())
+    _current.append(Builder(code))
     try:
         yield _current[-1]
     finally:

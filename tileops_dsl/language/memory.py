@@ -9,11 +9,14 @@ from tileops_dsl.errors import TileError
 from tileops_dsl.language.builder import builder, here
 from tileops_dsl.language.scalar import Value, convert, to_expr
 
-__all__ = ["alloc_fragment", "alloc_shared", "annotate_layout", "copy", "fill"]
+__all__ = ["alloc_fragment", "alloc_shared", "annotate_layout", "copy", "fill", "tma_copy", "wait"]
 
 
 class TensorArg:
-    """A tensor in global memory. `x[a, b, c]` is the tile whose first element that is; `x.given`: whether it was passed."""
+    """A tensor in global memory. `x[a, b, c]` is the tile that begins there, or as a number that element.
+
+    `x[a, b, c] = value` in T.Parallel stores an element; those outside are dropped. `x.given`: whether it was passed.
+    """
 
     def __init__(self, tensor: ir.Tensor):
         self.tensor = tensor
@@ -25,8 +28,50 @@ class TensorArg:
             raise TileError(f"{self.tensor.name} is always given", 'T.Tensor(dims, "any") for an optional tensor', here())
         return Value(self.tensor.given)
 
-    def __getitem__(self, origin) -> ir.Region:
-        return ir.Region(self.tensor, _indices(self.tensor.name, self.tensor.dims, origin))
+    def __getitem__(self, origin) -> "Place":
+        return Place(ir.Region(self.tensor, _indices(self.tensor.name, self.tensor.dims, origin)))
+
+    def __setitem__(self, indices, value) -> None:
+        stored = convert(to_expr(value), self.tensor.dtype)
+        builder().emit(ir.Store(here(), self.tensor, _indices(self.tensor.name, self.tensor.dims, indices), stored))
+
+
+class Place(Value):
+    """Of a tensor: an end of a copy, or as a number the element there, which is the same for all threads."""
+
+    def __init__(self, region: ir.Region):
+        self.region = region
+
+    @property
+    def expr(self) -> ir.Element:
+        tensor = self.region.tensor
+        if tensor.dtype not in ir.INTS:
+            problem = f"{self.region} is {tensor.dtype}; only an integer is read as a number that all threads share"
+            raise TileError(problem, "T.copy into a fragment", here())
+        return ir.Element(tensor.dtype, tensor, self.region.origin)
+
+
+class Token:
+    """An operation that has begun."""
+
+    def __init__(self, stmt: ir.Stmt):
+        b = builder()
+        b.emit(stmt)
+        self.stmt, self.groups = stmt, b.groups
+        if not b.groups:
+            word = "tma_copy" if isinstance(stmt, ir.Copy) else "wgmma_gemm"
+            raise TileError(f"T.{word} outside T.ws", f"T.{word.split('_')[1]}, or `with T.ws(0):`", stmt.location)
+
+
+def wait(token: Token, *, pending: int = 0) -> None:
+    """Until, of the group's operations up to the token's, at most the last `pending` are unfinished.
+
+    It says when what an operation reads is free. Results are waited for without it.
+    """
+    b, where = builder(), here()
+    if not isinstance(token, Token) or not b.groups or not set(b.groups) <= set(token.groups) or pending < 0:
+        raise TileError("no operation of these groups is waited for", "token = T.wgmma_gemm(...); T.wait(token)", where)
+    b.emit(ir.Wait(where, token.stmt, pending))
 
 
 def _indices(name: str, dims: tuple, indices) -> tuple[ir.Expr, ...]:
@@ -40,7 +85,8 @@ def _indices(name: str, dims: tuple, indices) -> tuple[ir.Expr, ...]:
 class Fragment:
     """A tile in registers, distributed over the CTA's threads, or in shared memory.
 
-    Elements are read and written in T.Parallel. tile[:, a:b] is a view of some columns of a fragment.
+    Elements are read and written in T.Parallel. tile[:, a:b] is a view of some columns; in shared memory they are whole boxes,
+    and for T.fill tile[row:, a:b] begins at a row that is known at run time.
     """
 
     def __init__(self, buffer: ir.Tile):
@@ -59,39 +105,55 @@ class Fragment:
         builder().emit(ir.Store(here(), self.buffer, _indices(self.buffer.name, self.shape, indices), stored))
 
     def _view(self, slices) -> "Fragment":
-        columns = slices[-1]
+        rows, columns = slices[0], slices[-1]
+        whole = isinstance(rows, slice) and rows.stop is None and (rows.start is None or self.buffer.scope == "shared")
         start, stop = (to_expr(bound) for bound in (columns.start, columns.stop))
         if isinstance(stop, ir.Const) and isinstance(start, ir.Const):
             size = stop.value - start.value
         else:
             size = stop.args[1].value if isinstance(stop, ir.Call) and stop.op == "add" and stop.args[0] == start else None
-        if len(self.shape) != 2 or slices[0] != slice(None) or self.buffer.scope != "fragment" or not isinstance(size, int):
-            problem = f"{self.buffer.name} is cut in another way than some columns of a fragment, a constant number of them"
+        if len(self.shape) != 2 or not whole or isinstance(self.buffer, ir.View) or not isinstance(size, int):
+            problem = f"{self.buffer.name} is cut in another way than some columns, a constant number of them"
             raise TileError(problem, "tile[:, a : a + 64]", here())
-        zero = ir.Const("int32", 0)
-        return Fragment(ir.View(self.buffer, (zero, start), (self.shape[0], size)))
+        first = ir.Const("int32", 0) if rows.start is None else to_expr(rows.start)
+        view, box = ir.View(self.buffer, (first, start), (self.shape[0], size)), self.buffer.box
+        inside = isinstance(start, ir.Const) and 0 <= start.value < start.value + size <= self.shape[1]
+        if self.buffer.scope == "shared" and not (box and inside and start.value % box == size % box == 0):
+            problem = f"{view.name} is no whole boxes of {self.buffer.name}"
+            raise TileError(problem, "T.alloc_shared(shape, dtype, box=n), and multiples of n columns", here())
+        return Fragment(view)
 
 
 def alloc_fragment(shape: tuple[int, ...], dtype: str) -> Fragment:
-    """A tile of `shape` elements in registers; takes the name that it is assigned to."""
+    """A tile of `shape` elements in registers; takes the name that it is assigned to. In T.ws each group has one."""
     return _alloc("fragment", shape, dtype)
 
 
-def alloc_shared(shape: tuple[int, ...], dtype: str) -> Fragment:
-    """A tile of `shape` elements in shared memory; has as many stages as the T.Pipelined loop that it is used in asks for."""
-    return _alloc("shared", shape, dtype)
+def alloc_shared(shape: tuple[int, ...], dtype: str, *, box: int | None = None, alias: Fragment | None = None) -> Fragment:
+    """A tile of `shape` elements in shared memory; has as many stages as the T.Pipelined loop that it is used in asks for.
+
+    `box`: so many columns are ready, and free, by themselves. `alias`: it lies over that view, and has its boxes.
+    """
+    return _alloc("shared", shape, dtype, box, alias and alias.buffer)
 
 
-def _alloc(scope: str, shape: tuple[int, ...], dtype: str) -> Fragment:
-    where = here()
-    kind = {"fragment": "fragment", "shared": "tile"}[scope]
-    name = re.match(rf"(\w+) = T\.alloc_{scope}\(", where.text)
-    if not name:
+def _alloc(scope: str, shape: tuple[int, ...], dtype: str, box=None, alias=None) -> Fragment:
+    b, where = builder(), here()
+    kind, dtypes = ("tile", ir.FLOATS) if scope == "shared" else ("fragment", (*ir.FLOATS, "int32"))
+    written = re.match(rf"(\w+(?:, \w+)*) = \(?T\.alloc_{scope}\(", where.text)
+    if not written:
         raise TileError(f"the {kind} gets its name from the line that allocates it", f"name = T.alloc_{scope}(...)", where)
-    if dtype not in ir.FLOATS:
-        raise TileError(f"a {kind} of {dtype!r}", f"one of {', '.join(ir.FLOATS)}", where)
-    buffer = ir.Buffer(builder().declare(name[1]), scope, tuple(map(operator.index, shape)), dtype)
-    builder().emit(ir.Alloc(where, buffer))
+    if dtype not in dtypes:
+        raise TileError(f"a {kind} of {dtype!r}", f"one of {', '.join(dtypes)}", where)
+    names, shape = written[1].split(", "), tuple(map(operator.index, shape))
+    name = b.declare(names[list(b.names.values()).count(where) % len(names)])  # several are taken in the line's order
+    if alias and (not isinstance(alias, ir.View) or (alias.scope, alias.dtype, alias.shape) != ("shared", dtype, shape)):
+        raise TileError(f"{name} is to lie over what is no view of its shape and dtype", "alias=tile[:, a : a + n]", where)
+    box = box or (alias and alias.buffer.box)
+    if box and (len(shape) != 2 or shape[1] % box):
+        raise TileError(f"{name} of {list(shape)} has no boxes of {box} columns", "a number that divides its columns", where)
+    buffer = ir.Buffer(name, scope, shape, dtype, box, alias)
+    b.emit(ir.Alloc(where, buffer))
     return Fragment(buffer)
 
 
@@ -116,11 +178,24 @@ def copy(src, dst, *, fill=None, absent=None, eviction_policy: str = "evict_norm
     A tensor of dtype "any" is converted to the fragment's float32 and, where it was not passed, reads as `absent`;
     otherwise the dtypes are equal. `multicast`: all CTAs of the cluster need the tile, and each loads a part of it for all.
     """
+    builder().emit(_copy(src, dst, fill, absent, eviction_policy, multicast))
+
+
+def tma_copy(src, dst, *, eviction_policy: str = "evict_normal") -> Token:
+    """T.copy of a tile into shared memory, in T.ws: by one thread of the group. What needs the tile waits for it, or T.wait."""
+    return Token(_copy(src, dst, None, None, eviction_policy, False))
+
+
+def is_cut(tile: ir.Tile) -> bool:
+    """Whether it is a part of a fragment, or begins at a run-time row."""
+    return isinstance(tile, ir.View) and (tile.scope == "fragment" or tile.origin[0] != ir.Const("int32", 0))
+
+
+def _copy(src, dst, fill, absent, eviction_policy: str, multicast: bool) -> ir.Copy:
     where = here()
-    ends = [end.buffer if isinstance(end, Fragment) else end for end in (src, dst)]
+    ends = [getattr(end, "region", None) or getattr(end, "buffer", None) for end in (src, dst)]
     kinds = tuple("global" if isinstance(e, ir.Region) else getattr(e, "scope", "none") for e in ends)
-    views = any(isinstance(end, ir.View) for end in ends)
-    if kinds not in _COPIES or views:
+    if kinds not in _COPIES or any(map(is_cut, ends)):
         raise TileError("a copy has a tensor's tile on one side and a fragment on the other", "T.copy(x[i, j], tile)", where)
     if multicast and kinds != ("global", "shared"):
         raise TileError("only a load into shared memory is multicast", "the copy without multicast", where)
@@ -136,10 +211,10 @@ def copy(src, dst, *, fill=None, absent=None, eviction_policy: str = "evict_norm
     _check_values(stmt, kinds, fill, absent)
     values = {"fill": fill, "absent": absent}
     values = {name: convert(to_expr(v), ends[1].dtype) for name, v in values.items() if v is not None}
-    builder().emit(replace(stmt, **values))
+    return replace(stmt, **values)
 
 
-_COPIES = (("global", "fragment"), ("fragment", "global"), ("global", "shared"), ("shared", "global"), ("fragment", "shared"))
+_COPIES = [(a, b) for a in ("global", "fragment", "shared") for b in ("global", "fragment", "shared") if a != b]
 
 
 def _check_tensor(stmt: ir.Copy) -> None:

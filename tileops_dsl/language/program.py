@@ -96,7 +96,7 @@ def prim_func(function) -> ir.Kernel:
     scalars = {name: ir.Var(spec.dtype, name) for name, spec in specs.items() if name not in tensors}
     declared = [d.expr for t in of_tensors.values() for dim in t.dims for d in getattr(dim, "declared", ())]
     dims = tuple(dict.fromkeys(dim for dim in declared if dim in sum(shapes.values(), ())))
-    with recording() as b:
+    with recording(function.__code__) as b:
         for name in (*(dim.name for dim in dims), *specs):
             b.declare(name, reserved=name not in tensors)
         function(*(TensorArg(tensors[name]) if name in tensors else Value(scalars[name]) for name in specs))

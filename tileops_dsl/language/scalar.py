@@ -18,7 +18,7 @@ def _infix(op: str):
 
 
 class Value:
-    """A run-time number of the kernel. Supports + - * / // and comparisons; has no truth value while recording."""
+    """A run-time number of the kernel, or a condition: + - * / // %, comparisons, & ~; no truth value while recording."""
 
     def __init__(self, expr: ir.Expr):
         self.expr = expr
@@ -28,12 +28,17 @@ class Value:
     __mul__, __rmul__ = _infix("mul")
     __truediv__, __rtruediv__ = _infix("div")
     __floordiv__, __rfloordiv__ = _infix("floordiv")
+    __mod__, __rmod__ = _infix("mod")
+    __and__, __rand__ = _infix("and_")
     __lt__, __gt__ = _infix("lt")
     __le__, __ge__ = _infix("le")
     __eq__, __ne__ = _infix("eq")[0], _infix("ne")[0]
 
     def __neg__(self):
         return call("neg", self)
+
+    def __invert__(self):
+        return call("not_", self)
 
     __hash__ = None
 
@@ -72,15 +77,18 @@ def convert(expr: ir.Expr, dtype: str) -> ir.Expr:
 def call(op: str, *args) -> Value:
     """An operation on converted operands: 16-bit floats become float32, integers follow the wider operand."""
     exprs = [to_expr(a) for a in args]
-    condition, operands = (exprs[:1], exprs[1:]) if op == "select" else ([], exprs)
-    if condition and condition[0].dtype != "bool":
-        raise TileError(f"{condition[0]} is {condition[0].dtype}, not a condition", "a comparison, such as i < n", here())
     kind = ir.OPS[op][1]
+    conditions = len(exprs) if kind == "logic" else op == "select"
+    condition, operands = exprs[:conditions], exprs[conditions:]
+    for other in (e for e in condition if e.dtype != "bool"):
+        raise TileError(f"{other} is {other.dtype}, not a condition", "a comparison, such as i < n", here())
     dtypes = {e.dtype for e in operands}
     if "bool" in dtypes:
         raise TileError(f"{op} of a condition", "T.if_then_else(condition, a, b)", here())
     if kind == "int" and dtypes & set(ir.FLOATS):
         raise TileError(f"{op} of a float", "an integer, or / for a quotient", here())
+    if kind == "logic":
+        return Value(ir.Call("bool", op, tuple(condition)))
     dtype = "float32" if kind == "float" or dtypes & set(ir.FLOATS) else "int64" if "int64" in dtypes else "int32"
     operands = [convert(e, dtype) for e in operands]
     return Value(ir.Call("bool" if kind == "compare" else dtype, op, (*condition, *operands)))

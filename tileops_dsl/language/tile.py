@@ -7,10 +7,13 @@ from contextlib import contextmanager
 from tileops_dsl import ir
 from tileops_dsl.errors import TileError
 from tileops_dsl.language.builder import builder, here
-from tileops_dsl.language.memory import Fragment
+from tileops_dsl.language.memory import Fragment, Token, is_cut
 from tileops_dsl.language.scalar import Value, to_expr
 
-__all__ = ["GemmWarpPolicy", "If", "Parallel", "Persistent", "Pipelined", "gemm", "reduce_max", "reduce_sum", "serial"]
+__all__ = [
+    "GemmWarpPolicy", "If", "Parallel", "Persistent", "Pipelined", "any_of", "gemm", "reduce_max", "reduce_sum", "serial",
+    "wgmma_gemm", "ws",
+]  # fmt: skip
 
 
 def Parallel(*extents: int):
@@ -36,19 +39,23 @@ def serial(extent):
     b.emit(ir.Serial(where, var, to_expr(extent), b.close()))
 
 
-def Pipelined(stop, *, num_stages: int, pending: int = 0):
+def Pipelined(*bounds, num_stages: int, pending: int = 0):
     """for i in T.Pipelined(n, num_stages=4): the body n times in order; its copies run ahead by up to `num_stages` buffers.
 
-    `pending`: products that may be unfinished when the next iteration begins. Over views of a fragment, n is a constant.
+    Also (start, n) and (start, n, step), as in range(). `pending`: products that may be unfinished when the next iteration
+    begins. Over views of a fragment, n is a constant.
     """
     b, where = builder(), here()
     if num_stages < 1 or pending not in (0, 1) or pending >= num_stages:
         problem = f"{num_stages} stages with {pending} products unfinished"
         raise TileError(problem, "at least one stage, pending=1 with two or more, or pending=0", where)
+    start, stop, step = {1: (0, *bounds, 1), 2: (*bounds, 1), 3: bounds}.get(len(bounds), (0, 0, 0))
+    if not isinstance(step, int) or step < 1:
+        raise TileError("a loop is not over range(stop), (start, stop) or (start, stop, step)", "a constant step >= 1", where)
     (var,) = b.loop_vars(where, 1)
     b.open()
     yield Value(var)
-    b.emit(ir.Pipelined(where, var, to_expr(stop), num_stages, pending, b.close()))
+    b.emit(ir.Pipelined(where, var, to_expr(stop), num_stages, pending, b.close(), to_expr(start), step))
 
 
 def Persistent(extents: tuple, *, group_size: int = 1, alternate: bool = False, zigzag: bool = False):
@@ -81,7 +88,39 @@ def If(condition):
         raise TileError(f"{condition} is not a condition", "a comparison, such as n > 0", where)
     b.open()
     yield
-    b.emit(ir.If(where, condition, b.close()))
+    body = b.close()
+    of_warps = any(isinstance(e, ir.AnyOf) for e in ir.subexprs(condition))
+    for stmt in body if of_warps else ():
+        if not isinstance(stmt, ir.Parallel):
+            raise TileError("a statement of more than a warp stands under T.any_of", "only T.Parallel", stmt.location)
+    b.emit(ir.If(where, condition, body))
+
+
+def any_of(fragment: Fragment, test) -> Value:
+    """For T.If: whether the warp holds an element for which test(element) is true. Only T.Parallel may stand under it."""
+    where, element = here(), ir.Load(fragment.dtype, fragment.buffer, (ir.EACH,) * len(fragment.shape))
+    result = to_expr(test(Value(element)))
+    if fragment.buffer.scope != "fragment" or result.dtype != "bool":
+        raise TileError("T.any_of takes a fragment and a condition", "T.any_of(tile, lambda v: v > 0.0)", where)
+    return Value(ir.AnyOf("bool", result))
+
+
+@contextmanager
+def ws(*groups: int):
+    """with T.ws(0): statements of these groups of 128 threads, each on fragments of its own.
+
+    Their order in the program is their meaning, in whatever group. In a kernel with T.ws no group is added.
+    """
+    b, where = builder(), here()
+    known = range(b.kernel["threads"] // 128)
+    if b.groups or not groups or len({*groups}) < len(groups) or not {*groups} <= {*known}:
+        problem = f"T.ws{groups} of {len(known)} groups{' inside T.ws' * bool(b.groups)}"
+        raise TileError(problem, "T.ws(0), T.ws(0, 1), ...: groups of 128 threads, one T.ws beside the other", where)
+    b.open()
+    b.groups = groups
+    yield
+    b.groups = ()
+    b.emit(ir.On(where, groups, b.close()))
 
 
 def reduce_max(src: Fragment, dst: Fragment, dim: int = -1, *, clear: bool = True) -> None:
@@ -130,21 +169,32 @@ def gemm(
 
     a lies in shared memory or in a fragment. `stage=1`: the product runs in the next iteration, behind that one's products.
     """
+    if builder().groups:
+        raise TileError("T.gemm divides its rows among all groups", "T.wgmma_gemm in T.ws", here())
+    if stage not in (0, 1):
+        raise TileError(f"a product of stage {stage}", "stage=0, or stage=1 for one that runs an iteration later", here())
+    builder().emit(_product(a, b, c, transpose_A, transpose_B, policy, clear_accum, stage))
+
+
+def wgmma_gemm(a: Fragment, b: Fragment, c: Fragment, *, transpose_A=False, transpose_B=False, clear_accum=False) -> Token:
+    """T.gemm by each group of T.ws for itself, all rows; a and b may be views of shared tiles."""
+    return Token(_product(a, b, c, transpose_A, transpose_B, GemmWarpPolicy.FullRow, clear_accum, 0))
+
+
+def _product(a, b, c, transpose_A, transpose_B, policy, clear_accum, stage) -> ir.Gemm:
     where = here()
     (m, k), (k_b, n) = (a.shape[::-1] if transpose_A else a.shape), (b.shape[::-1] if transpose_B else b.shape)
     if k != k_b or c.shape != (m, n):
         problem = f"a product of {[m, k]} and {[k_b, n]} into {list(c.shape)}"
         raise TileError(problem, "a [M, K], b [K, N] (or transposed) and c [M, N]", where)
     in_registers = a.buffer.scope == "fragment"
-    if b.buffer.scope != "shared" or not all(isinstance(t.buffer, ir.Buffer) for t in (a, c)) or (in_registers and transpose_A):
+    if b.buffer.scope != "shared" or any(is_cut(t.buffer) for t in (a, b, c)) or (in_registers and transpose_A):
         problem = "a product takes b from shared memory and a from there or from a whole fragment, as it lies"
         raise TileError(problem, "T.alloc_shared tiles and a fragment", where)
-    if stage not in (0, 1):
-        raise TileError(f"a product of stage {stage}", "stage=0, or stage=1 for one that runs an iteration later", where)
     if a.dtype != b.dtype or a.dtype == "float32" or c.dtype != "float32" or c.buffer.scope != "fragment":
         problem = f"a product of {a.dtype} and {b.dtype} into {c.buffer.scope} {c.dtype}"
         raise TileError(problem, "two tiles of bfloat16 or of float16, and a float32 fragment", where)
     clear = to_expr(clear_accum)
     if clear.dtype != "bool":
         raise TileError(f"clear_accum is {clear}, not a condition", "True, False or a comparison, such as i == 0", where)
-    builder().emit(ir.Gemm(where, a.buffer, b.buffer, c.buffer, transpose_A, transpose_B, policy.value, clear, stage))
+    return ir.Gemm(where, a.buffer, b.buffer, c.buffer, transpose_A, transpose_B, policy.value, clear, stage)

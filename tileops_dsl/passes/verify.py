@@ -19,17 +19,38 @@ def verify(kernel: ir.Kernel, target: Target, properties: tuple[str, ...]) -> No
 def well_formed(kernel: ir.Kernel, target: Target) -> None:
     """Names are in scope, buffers are allocated once and before use, indices fit; a tensor is used only where it was passed."""
     _check_block(kernel.body, {*kernel.tensors, *kernel.parameters, *(block.name for block in kernel.blocks)})
+    if not any(isinstance(stmt, ir.On) for stmt in ir.walk(kernel.body)):
+        for stmt, words in ((stmt, _expert(stmt)) for stmt in ir.walk(kernel.body)):
+            require(not words, f"{words} in a kernel without T.ws", "the groups' work in T.ws", stmt.location)
+
+
+def _expert(stmt: ir.Stmt) -> str | None:
+    """What of a statement only kernels with T.ws have so far."""
+    match stmt:
+        case ir.Alloc(buffer=ir.Buffer(box=box, dtype=dtype)) if box or dtype == "int32":
+            return "boxes" if box else "a fragment of int32"
+        case ir.Fill(buffer=tile) if tile.scope == "shared":
+            return "T.fill of a tile in shared memory"
+        case ir.Copy(src=ir.Buffer(scope="shared"), dst=ir.Buffer(scope="fragment")):
+            return "a copy out of shared memory"
+        case ir.Pipelined(start=start, step=step) if start != ir.Const("int32", 0) or step != 1:
+            return "a T.Pipelined loop from another start, or in other steps,"
+        case ir.Store(buffer=ir.Tensor()):
+            return "an element of a tensor"
+    kinds = {type(e) for expr in ir.exprs_of(stmt) for e in ir.subexprs(expr)}
+    return "an element of a tensor" if ir.Element in kinds else "T.any_of" if ir.AnyOf in kinds else None
 
 
 def _check_block(body, known: set) -> None:
     """Known are tensors, buffers, names, and the conditions that hold here."""
     for stmt in body:
         where, exprs = stmt.location, [e for expr in ir.exprs_of(stmt) for e in ir.subexprs(expr)]
+        inside = known | {ir.EACH.name} if isinstance(stmt, ir.If) else known
         if isinstance(stmt, ir.Alloc):
             require(stmt.buffer not in known, f"{stmt.buffer.name} is allocated twice", "one allocation", where)
             known.add(stmt.buffer)
-        for part in (*vars(stmt).values(), *(e.buffer for e in exprs if isinstance(e, ir.Load))):
-            if isinstance(part, ir.Region):
+        for part in (*vars(stmt).values(), *exprs, *(e.buffer for e in exprs if isinstance(e, ir.Load))):
+            if isinstance(part, ir.Region | ir.Element):
                 tensor, there = part.tensor, not part.tensor.optional or part.tensor.given in known
                 require(tensor in known, f"{tensor.name} is no parameter of the program", "its own T.Tensor", where)
                 require(there, f"{tensor.name} may be missing here", f"with T.If({tensor.name}.given): around it", where)
@@ -38,9 +59,12 @@ def _check_block(body, known: set) -> None:
                 require(ir.buffer_of(part) in known, problem, "T.alloc_fragment before its first use", where)
         for e in exprs:
             if isinstance(e, ir.Var):
-                require(e.name in known, f"{e.name} is used outside its loop", "the loop's values inside the loop", where)
+                require(e.name in inside, f"{e.name} is used outside its loop", "the loop's values inside the loop", where)
+            elif isinstance(e, ir.AnyOf):
+                require(isinstance(stmt, ir.If), "T.any_of is no condition of T.If", "with T.If(T.any_of(...)):", where)
             elif isinstance(e, ir.Load):
-                require(isinstance(stmt, ir.Store), f"{e} is read outside T.Parallel", "a dimension or a T.Scalar", where)
+                each = isinstance(stmt, ir.Store) or ir.EACH in e.indices
+                require(each, f"{e} is read outside T.Parallel", "a dimension or a T.Scalar", where)
             elif isinstance(e, ir.Call):
                 arity = ir.OPS[e.op][0]
                 require(len(e.args) == arity, f"{e.op} with {len(e.args)} operands", f"{arity} operands", where)
@@ -48,13 +72,13 @@ def _check_block(body, known: set) -> None:
             _check_extents(stmt)
         own = {v.name for v in (*getattr(stmt, "vars", ()), getattr(stmt, "var", None)) if v}
         own |= {stmt.condition} if isinstance(stmt, ir.If) else set()
-        _check_block(getattr(stmt, "body", ()), known | own)
+        _check_block(getattr(stmt, "body", ()), known if isinstance(stmt, ir.On) else known | own)
 
 
 def _check_extents(loop: ir.Parallel) -> None:
     extent = dict(zip(loop.vars, loop.extents, strict=True))
     for store in loop.body:
-        for element in (store, *ir.loads(store.value)):
+        for element in (e for e in (store, *ir.loads(store.value)) if isinstance(e.buffer, ir.Tile)):
             for index, size in zip(element.indices, element.buffer.shape, strict=True):
                 problem = f"the loop runs over {extent.get(index)} and {element.buffer.name} has {size}"
                 instead = f"T.Parallel over the shape {list(element.buffer.shape)}"

@@ -50,15 +50,21 @@ def softmax(s, top, peak, factor, scale_log2):
 
 def take(s, p, sums, factor):
     """Row sums against the new maximum, and P in the other dtype."""
-    times(sums, factor)
+    scale(sums, factor)
     T.reduce_sum(s, sums, clear=False, partial=True)
     assign(p, s)
 
 
+def scale(vector, factor):
+    """The elements, each times its factor."""
+    for r in T.Parallel(*vector.shape):
+        vector[r] = vector[r] * factor[r]
+
+
 def times(tile, factor):
-    """The tile's rows times a factor; of a vector, its elements."""
-    for r, *c in T.Parallel(*tile.shape):
-        tile[(r, *c)] = tile[(r, *c)] * factor[r]
+    """The rows of the tile, each times its factor."""
+    for r, c in T.Parallel(*tile.shape):
+        tile[r, c] = tile[r, c] * factor[r]
 
 
 def rescale(o, factor):
