@@ -22,8 +22,18 @@ def tile_loop(kernel: ir.Kernel) -> ir.Persistent:
 
 
 def sharing(kernel: ir.Kernel) -> int:
-    """Groups that divide the rows of a tile; of those that alternate, each has its own."""
-    return 1 if tile_loop(kernel).alternate else len(consumers(kernel).groups)
+    """Groups that divide the rows of a tile; of those that alternate, or that T.ws names, each has its own."""
+    groups = len(consumers(kernel).groups)
+    return 1 if groups == 1 or tile_loop(kernel).alternate else groups
+
+
+def feeds_itself(kernel: ir.Kernel) -> bool:
+    """Whether T.ws says who does what: a role for each group, and no producer."""
+    return any(isinstance(stmt, ir.On) for stmt in ir.walk(kernel.body))
+
+
+def group_threads(kernel: ir.Kernel) -> int:
+    return kernel.threads // sum(len(role.groups) for role in kernel.roles if role.warp is None)
 
 
 def blocks(kernel: ir.Kernel) -> int:
@@ -42,9 +52,9 @@ def is_store(stmt: ir.Stmt) -> bool:
 
 
 def is_common(kernel: ir.Kernel, buffer: ir.Buffer) -> bool:
-    """Whether a shared tile is one for all groups: the producer fills it. Otherwise each group has its own."""
+    """Whether a shared tile is one for all groups: the producer fills it, or T.ws. Otherwise each group has its own."""
     producers = [stmt for role in kernel.roles if role.warp is not None for stmt in ir.walk(role.body)]
-    return any(isinstance(stmt, Issue) and stmt.op.dst == buffer for stmt in producers)
+    return feeds_itself(kernel) or any(isinstance(stmt, Issue) and stmt.op.dst == buffer for stmt in producers)
 
 
 def copies(kernel: ir.Kernel, buffer: ir.Buffer) -> int:
@@ -101,6 +111,35 @@ def tma_tensors(kernel: ir.Kernel) -> dict[ir.Tensor, tuple[SharedTile, tuple[in
         if is_load(stmt) or is_store(stmt):
             found.setdefault(stmt.region.tensor, (kernel.layouts[stmt.tile], box(kernel, stmt)))
     return {tensor: found[tensor] for tensor in kernel.tensors if tensor in found}
+
+
+def accesses(stmt: ir.Stmt) -> tuple[list[ir.Tile], list[ir.Tile]]:
+    """Tiles that a statement reads, and those that it writes; what is written in part is read as well."""
+    match stmt:
+        case ir.Copy(src=src, dst=dst):
+            reads, writes = [src], [dst]
+        case ir.Gemm(a=a, b=b, c=c, clear=clear):
+            reads, writes = [a, b, *[c] * (clear != ir.Const("bool", True))], [c]
+        case ir.Fill(buffer=tile):
+            reads, writes = [tile] * (isinstance(tile, ir.View) and tile.origin[0] != ir.Const("int32", 0)), [tile]
+        case ir.Reduce(src=src, dst=dst, clear=clear):
+            reads, writes = [src, *[dst] * (not clear)], [dst]
+        case _:
+            loaded = [e.buffer for expr in ir.exprs_of(stmt) for e in ir.loads(expr)]
+            reads, writes = loaded, [stmt.buffer] if isinstance(stmt, ir.Store) else []
+    for store in stmt.body if isinstance(stmt, ir.Parallel) else ():
+        reads, writes = reads + accesses(store)[0], writes + accesses(store)[1]
+    return tuple([tile for tile in tiles if isinstance(tile, ir.Tile)] for tiles in (reads, writes))
+
+
+def boxes(tile: ir.Tile) -> list[tuple[ir.Buffer, int]]:
+    """Of a tile in shared memory: what has edges of its own. A tile that lies over another's view has that one's."""
+    buffer = ir.buffer_of(tile)
+    if not buffer.box:
+        return [(buffer, 0)]
+    start = sum(part.origin[1].value for part in (tile, buffer.alias) if isinstance(part, ir.View)) // buffer.box
+    root = buffer.alias.buffer if buffer.alias else buffer
+    return [(root, n) for n in range(start, start + tile.shape[1] // buffer.box)]
 
 
 def columns_held(kernel: ir.Kernel, buffer: ir.Buffer) -> int:

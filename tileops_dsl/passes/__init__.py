@@ -12,17 +12,17 @@ from tileops_dsl.passes.tiles import infer_tiles
 from tileops_dsl.passes.verify import of_kind, unchanged, verify
 from tileops_dsl.targets import Target
 
-OF_BODIES = {"well_formed", "roles", "schedule"}  # asked again only of other statements
-CHECKED = ("well_formed", "roles", "schedule", "layouts", "shared_memory", "budgets", "barriers")
+OF_BODIES = {"well_formed", "aliases", "roles", "schedule"}  # asked again only of other statements
+CHECKED = ("well_formed", "roles", "aliases", "schedule", "layouts", "shared_memory", "budgets", "barriers")
 
 # (name, pass, what holds after it: keys of verify.CHECKS)
 PIPELINE = [
     ("record", unchanged, CHECKED[:1]),
-    ("roles", assign_roles, CHECKED[:2]),
-    ("pipeline", of_kind(pipeline, portable.schedule), CHECKED[:3]),
-    ("infer_layouts", of_kind(infer_tiles, infer_tiles, infer_layouts), CHECKED[:4]),
-    ("plan_shared_memory", plan_shared_memory, CHECKED[:5]),
-    ("budgets", of_kind(budget_registers), CHECKED[:6]),
+    ("roles", assign_roles, CHECKED[:3]),
+    ("pipeline", of_kind(pipeline, portable.schedule), CHECKED[:4]),
+    ("infer_layouts", of_kind(infer_tiles, infer_tiles, infer_layouts), CHECKED[:5]),
+    ("plan_shared_memory", plan_shared_memory, CHECKED[:6]),
+    ("budgets", of_kind(budget_registers), CHECKED[:7]),
     ("barriers", of_kind(derive_barriers), CHECKED),
 ]
 

@@ -3,6 +3,7 @@
 Both the recorded program and a role's body run here. What only the run time knows gets a small number (`numbers`).
 """
 
+import functools
 import itertools
 import operator
 from collections.abc import Iterator
@@ -48,13 +49,15 @@ def ways(kernel: ir.Kernel) -> list[Values]:
 
 def numbers(kernel: ir.Kernel, parameters: Values, steps: int) -> Values:
     """With these parameters: the extent of each loop of unknown length, by its text, is `steps`; sizes vary with it."""
-    values = {number.name: 1 + 64 * steps for number in (*kernel.dims, *kernel.scalars)}
-    for extent in (s.extent for s in ir.walk(kernel.body) if isinstance(s, ir.Pipelined | ir.Serial)):
+    values = {number.name: 1 + 64 * steps for number in (*kernel.dims, *kernel.scalars)} | {b.name: 0 for b in kernel.blocks}
+    for loop in (s for s in ir.walk(kernel.body) if isinstance(s, ir.Pipelined | ir.Serial)):
+        extent, start = loop.extent, getattr(loop, "start", ir.Const("int32", 0))
+        values |= {} if isinstance(start, ir.Const) else {str(start): 0}
         match extent:
             case ir.Call(op="max", args=(_, ir.Const(value=least))):
                 values[str(extent)] = max(steps, least)
             case ir.Call() | ir.Var():
-                values[str(extent)] = steps
+                values[str(extent)] = steps * getattr(loop, "step", 1)
     return values | parameters
 
 
@@ -86,8 +89,8 @@ def _rounds(stmt: ir.Stmt, run: Run, values: Values) -> list[Values]:
         case Unrolled():
             return [{stmt.var.name: i} for i in range(stmt.extent)]
         case ir.Pipelined() | ir.Serial():
-            start = number(stmt.start, values, True) if isinstance(stmt, ir.Pipelined) else 0
-            return [{stmt.var.name: i} for i in range(start, number(stmt.extent, values, True))]
+            start, step = (number(stmt.start, values, True), stmt.step) if isinstance(stmt, ir.Pipelined) else (0, 1)
+            return [{stmt.var.name: i} for i in range(start, number(stmt.extent, values, True), step)]
     return [{}]
 
 
@@ -99,6 +102,12 @@ def number(expr: ir.Expr, values: Values, lengths: bool = False) -> int:
         return values[expr.name]
     if lengths and str(expr) in values:
         return values[str(expr)]
+    if isinstance(expr, ir.Cast):
+        return number(expr.value, values, lengths)
+    if isinstance(expr, ir.AnyOf):
+        return True
+    if isinstance(expr, ir.Element):  # any number; another one elsewhere
+        return functools.reduce(lambda before, index: 8 * before + number(index, values), expr.indices, 0)
     function = {"min": min, "max": max, "select": _select}.get(expr.op) or getattr(operator, expr.op)
     return function(*(number(arg, values, lengths) for arg in expr.args))
 
@@ -114,7 +123,7 @@ def meaning(event: Event) -> tuple:
     for end in vars(op).values():
         if isinstance(end, ir.Region):
             places.append((end.tensor.name, *(number(o, values) for o in end.origin)))
-        elif isinstance(end, ir.Buffer):
+        elif isinstance(end, ir.Tile):
             places.append(end.name)
     if isinstance(op, ir.Gemm):
         places.append(number(op.clear, values))

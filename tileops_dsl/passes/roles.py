@@ -3,14 +3,14 @@
 Consumers are as many groups as `threads` has, each with its rows of the tiles, or with every other tile. If a T.Pipelined loop
 copies tiles into shared memory that nobody else writes, one thread of a producer group in front issues these copies, and those
 that the tile loop makes of such tiles. All other statements are the consumers'; the loops and conditions around are repeated in
-each role.
+each role. With T.ws roles are as written: one for each group, without a producer.
 """
 
 from dataclasses import replace
 
 from tileops_dsl import ir
 from tileops_dsl.errors import TileError
-from tileops_dsl.plan import GROUP, is_load
+from tileops_dsl.plan import GROUP, accesses, feeds_itself, is_load
 from tileops_dsl.schedule import Role
 from tileops_dsl.targets import Target
 
@@ -19,6 +19,8 @@ def assign_roles(kernel: ir.Kernel, target: Target) -> ir.Kernel:
     """Kernels whose threads all do the same keep having no roles."""
     if not any(is_staged(stmt) for stmt in ir.walk(kernel.body)):
         return kernel
+    if feeds_itself(kernel):
+        return replace(kernel, roles=tuple(_as_written(kernel, target)))
     _check_kernel(kernel, target)
     if not target.warp_groups:  # all threads do the same
         return replace(kernel, roles=(Role("threads", (0,), None, only(kernel.body, lambda stmt: True)),))
@@ -35,19 +37,41 @@ def assign_roles(kernel: ir.Kernel, target: Target) -> ir.Kernel:
 def is_staged(stmt: ir.Stmt) -> bool:
     """Whether the statement is one that needs roles."""
     shared = isinstance(stmt, ir.Alloc) and stmt.buffer.scope == "shared"
-    return shared or isinstance(stmt, ir.Gemm | ir.Pipelined | ir.Persistent)
+    return shared or isinstance(stmt, ir.Gemm | ir.Pipelined | ir.Persistent | ir.On)
 
 
-def only(body: tuple[ir.Stmt, ...], wanted) -> tuple[ir.Stmt, ...]:
-    """The wanted statements, in the loops and conditions that they stand in."""
+def only(body: tuple[ir.Stmt, ...], wanted, group: int | None = None) -> tuple[ir.Stmt, ...]:
+    """The wanted statements, of T.ws those of the group, in the loops and conditions that they stand in."""
     kept = []
     for stmt in body:
-        if isinstance(stmt, ir.Pipelined | ir.Persistent | ir.If):
-            inner = only(stmt.body, wanted)
+        if isinstance(stmt, ir.On):
+            kept += only(stmt.body, wanted, group) if group in stmt.groups else ()
+        elif isinstance(stmt, ir.Pipelined | ir.Persistent | ir.If):
+            inner = only(stmt.body, wanted, group)
             kept += [replace(stmt, body=inner)] if inner else []
         elif not isinstance(stmt, ir.Alloc) and wanted(stmt):
             kept.append(stmt)
     return tuple(kept)
+
+
+def _as_written(kernel: ir.Kernel, target: Target):
+    """Each group's own statements, in the loops around them."""
+    groups = range(kernel.threads // GROUP)
+    for stmt in only(kernel.body, lambda stmt: True):
+        problem, inner = "which groups do this is not said", next(s for s in ir.walk((stmt,)) if not hasattr(s, "body"))
+        raise TileError(problem, "with T.ws(0, 1):", inner.location)
+    bodies = [only(kernel.body, lambda stmt: True, group) for group in groups]
+    if not target.warp_groups or not kernel.grid or not all(bodies):
+        problem = f"T.ws in {len(groups)} groups of {target.name}, {'' if kernel.grid else 'no grid, '}"
+        problem += f"{bodies.count(())} of them without work"
+        raise TileError(problem, "T.Kernel(blocks, threads=256) on sm_90a, and work for each group", kernel.location)
+    for group, body in zip(groups, bodies, strict=True):
+        written = {ir.buffer_of(tile) for stmt in ir.walk(body) for tile in accesses(stmt)[1]}
+        for stmt in ir.walk(body):
+            for tile in (t for t in accesses(stmt)[0] if t.scope == "fragment" and ir.buffer_of(t) not in written):
+                problem = f"group {group} reads {tile.name}, which it never writes: each group has fragments of its own"
+                raise TileError(problem, "T.alloc_shared, and T.copy into it and out of it", stmt.location)
+        yield Role(f"group {group}", (group,), None, body)
 
 
 def _check_kernel(kernel: ir.Kernel, target: Target) -> None:

@@ -17,7 +17,7 @@ from tileops_dsl.targets import Target
 def plan_shared_memory(kernel: ir.Kernel, target: Target) -> ir.Kernel:
     needs = []  # (owner, bytes, alignment: of the swizzle's pattern, or of the widest access)
     for buffer, layout in kernel.layouts.items():
-        if buffer.scope == "shared":
+        if buffer.scope == "shared" and not buffer.alias:
             alignment = layout.swizzle.alignment if isinstance(layout, SharedTile) else 16
             needs.append((buffer, buffer_bytes(kernel, buffer), alignment))
     for stmt in (s for s in ir.walk(kernel.body) if isinstance(s, ir.Reduce)):
@@ -28,4 +28,6 @@ def plan_shared_memory(kernel: ir.Kernel, target: Target) -> ir.Kernel:
     for owner, size, alignment in sorted(needs, key=lambda need: -need[2]):
         plan[owner] = -(-offset // alignment) * alignment
         offset = plan[owner] + size
+    for buffer, view in ((b, b.alias) for b in kernel.layouts if b.alias):
+        plan[buffer] = plan[view.buffer] + view.origin[1].value * view.shape[0] * ir.DTYPES[view.dtype]
     return replace(kernel, shared=plan, shared_bytes=offset)

@@ -12,7 +12,7 @@ from tileops_dsl.errors import TileError
 from tileops_dsl.instruction_layouts import AccumulatorRows, SharedTile, Swizzle, WgmmaAccumulator
 from tileops_dsl.layouts import Linear
 from tileops_dsl.passes.portable import accumulators
-from tileops_dsl.plan import consumers, is_load, is_store, layout_rows, named, sharing, tile_loop
+from tileops_dsl.plan import feeds_itself, group_threads, is_load, is_store, layout_rows, named, sharing, tile_loop
 from tileops_dsl.targets import Target
 
 
@@ -54,7 +54,7 @@ def _product(table: dict, gemm: ir.Gemm, groups: int) -> None:
     table.setdefault(gemm.c, WgmmaAccumulator(columns, rows // groups))
     for tile in (gemm.a, gemm.b):
         if tile.scope == "shared":
-            table.setdefault(tile, shared_tile(tile, tile.shape[0], gemm.location))
+            table.setdefault(ir.buffer_of(tile), shared_tile(ir.buffer_of(tile), tile.shape[0], gemm.location))
         else:
             table.setdefault(tile, accumulator(tile, rows // groups, groups, gemm.location))
 
@@ -73,13 +73,15 @@ def _copied(table: dict, stmt: ir.Copy, kernel: ir.Kernel) -> None:
     """A tile for TMA; a vector is spread over a group, in shared memory it lies as it is."""
     by_tma, tensor = is_load(stmt) or is_store(stmt), stmt.region and stmt.region.tensor
     of_rows = isinstance(table.get(stmt.src), AccumulatorRows)
-    vector = tensor and len(stmt.tile.shape) == 1 and (of_rows or tensor.dtype == "any")
+    pairs = feeds_itself(kernel) and isinstance(table.get(stmt.src), WgmmaAccumulator) and tensor and tensor.vector % 2 == 0
+    vector = pairs or (tensor and len(stmt.tile.shape) == 1 and (of_rows or tensor.dtype == "any"))
     if tensor and not (by_tma or vector):
         problem = f"{tensor.name} is copied between global memory and a fragment"
         raise TileError(problem, 'a tile in shared memory in between (a vector of dtype "any" needs none)', stmt.location)
-    for tile in (end for end in (stmt.src, stmt.dst) if isinstance(end, ir.Buffer) and end not in table):
+    ends = [ir.buffer_of(end) for end in (stmt.src, stmt.dst) if isinstance(end, ir.Tile)]
+    for tile in (end for end in ends if end not in table):
         if len(tile.shape) == 1 and not by_tma:
-            table[tile] = Linear(tile.shape[0], kernel.threads // len(consumers(kernel).groups))
+            table[tile] = Linear(tile.shape[0], group_threads(kernel))
         elif tile.scope == "shared":
             table[tile] = shared_tile(tile, layout_rows(kernel, tile), stmt.location)
     if stmt.multicast:
@@ -100,7 +102,7 @@ def _check_multicast(stmt: ir.Copy, kernel: ir.Kernel) -> None:
 def _element_wise(table: dict, loop: ir.Parallel, of_fragment, target: Target) -> None:
     """Fragments of an element-wise loop have the accumulator's layout, each over its own columns; vectors that of its rows."""
     for store in loop.body:
-        elements = [store, *ir.loads(store.value)]
+        elements = [e for e in (store, *ir.loads(store.value)) if isinstance(e.buffer, ir.Tile)]
         whole = target.warp_groups and all(isinstance(element.buffer, ir.Buffer) for element in elements)
         if any(e in loop.vars for e in ir.as_numbers(store.value)) and not whole:
             raise TileError("an index of the loop is used as a number", "only elements of tiles", store.location)
@@ -109,7 +111,7 @@ def _element_wise(table: dict, loop: ir.Parallel, of_fragment, target: Target) -
             own, fragment = len(loop.vars) == 2 and indices == loop.vars, tile.scope == "fragment"
             vector = not fragment and len(loop.vars) == 2 and indices == loop.vars[1:]
             of_row = fragment and target.warp_groups and indices == loop.vars[:1] and (read or len(loop.vars) == 1)
-            if not (own or vector or of_row) or (store.buffer.scope == "shared"):
+            if not (own or vector or of_row) or not (read or fragment):
                 problem = f"{ir.Load(tile.dtype, tile, indices)} is not the loop's own element"
                 instead = "tile[i, j], rows[i] of a fragment, or row[j] of a vector in shared memory"
                 raise TileError(problem, instead, store.location)

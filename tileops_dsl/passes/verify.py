@@ -19,7 +19,7 @@ def verify(kernel: ir.Kernel, target: Target, properties: tuple[str, ...]) -> No
 def well_formed(kernel: ir.Kernel, target: Target) -> None:
     """Names are in scope, buffers are allocated once and before use, indices fit; a tensor is used only where it was passed."""
     _check_block(kernel.body, {*kernel.tensors, *kernel.parameters, *(block.name for block in kernel.blocks)})
-    if not any(isinstance(stmt, ir.On) for stmt in ir.walk(kernel.body)):
+    if not plan.feeds_itself(kernel):
         for stmt, words in ((stmt, _expert(stmt)) for stmt in ir.walk(kernel.body)):
             require(not words, f"{words} in a kernel without T.ws", "the groups' work in T.ws", stmt.location)
 
@@ -87,7 +87,7 @@ def _check_extents(loop: ir.Parallel) -> None:
 
 def layouts(kernel: ir.Kernel, target: Target) -> None:
     """Each tile has a layout of its shape; a fragment's fills the registers of the threads that have fragments."""
-    threads = kernel.threads // (len(plan.consumers(kernel).groups) if kernel.roles else 1)
+    threads = plan.group_threads(kernel) if kernel.roles else kernel.threads
     for stmt in (s for s in ir.walk(kernel.body) if isinstance(s, ir.Alloc)):
         buffer, shape, where = stmt.buffer, stmt.buffer.shape, stmt.location
         layout, name = kernel.layouts.get(buffer), buffer.name
@@ -186,6 +186,7 @@ def of_kind(groups=unchanged, threads=unchanged, rows=unchanged):
 CHECKS = {
     "well_formed": well_formed,
     "roles": of_kind(verify_roles.roles, verify_roles.roles),
+    "aliases": of_kind(verify_roles.aliases),
     "schedule": of_kind(verify_roles.schedule, portable_verify.schedule),
     "layouts": layouts,
     "shared_memory": shared_memory,

@@ -16,15 +16,22 @@ ORDERS = 3  # one for each haste of what is in flight
 
 
 def roles(kernel: ir.Kernel, target: Target) -> None:
-    """Each statement of the program is some role's, and in no other role."""
+    """Each statement of the program is some role's, and in no other role; in T.ws, each of its groups'."""
     lines = [{(type(op), op.location) for op in map(op_of, ir.walk(role.body)) if _works(op)} for role in kernel.roles]
-    program = {(type(s), s.location) for s in ir.walk(kernel.body) if _works(s)}
-    split = Counter(line for role in lines for line in role) == Counter(program)
+    program = {((type(s), s.location), group) for s, groups in _doers(kernel.body, (0,)) if _works(s) for group in groups}
+    split = Counter(line for role in lines for line in role) == Counter(line for line, _ in program)
     require(split, "a statement is in no role or in two", "assign_roles", kernel.location)
 
 
+def _doers(body, groups: tuple[int, ...]):
+    """Every statement and who does it."""
+    for stmt in body:
+        yield stmt, groups
+        yield from _doers(getattr(stmt, "body", ()), stmt.groups if isinstance(stmt, ir.On) else groups)
+
+
 def _works(stmt: ir.Stmt) -> bool:
-    return isinstance(stmt, ir.Copy | ir.Gemm | ir.Parallel | ir.Reduce)
+    return isinstance(stmt, ir.Copy | ir.Gemm | ir.Parallel | ir.Reduce | ir.Wait)
 
 
 def schedule(kernel: ir.Kernel, target: Target) -> None:
@@ -68,11 +75,37 @@ def ranges(kernel: ir.Kernel) -> list[tuple[int, int]]:
         layout = kernel.layouts[buffer]
         aligned = not isinstance(layout, SharedTile) or offset % (8 * layout.swizzle.row_bytes) == 0
         require(aligned, f"{buffer.name} starts at byte {offset}", "plan_shared_memory", kernel.location)
+        if view := buffer.alias:
+            over = kernel.layouts[view.buffer].offset(0, view.origin[1].value)
+            inside = offset == kernel.shared[view.buffer] + over and layout.swizzle == kernel.layouts[view.buffer].swizzle
+            require(inside, f"{buffer.name} does not lie over {view.name}", "plan_shared_memory", kernel.location)
+            continue
         ring = next((ring for ring in kernel.rings if buffer in ring.buffers), None)
-        whole = len(buffer.shape) == 1 or plan.tile_loop(kernel).alternate  # each group has all of it
+        whole = len(buffer.shape) == 1 or plan.sharing(kernel) == 1  # each group has all of it
         elements = math.prod(buffer.shape) * (plan.copies(kernel, buffer) if whole else 1)
         found.append((offset, offset + elements * ir.DTYPES[buffer.dtype] * (ring.stages if ring else 1)))
     return found
+
+
+def aliases(kernel: ir.Kernel, target: Target) -> None:
+    """What is read from a box was written there through the same tile, whichever way the conditions go."""
+    _separate(kernel.body, {})
+
+
+def _separate(body, last: dict[tuple, set[ir.Buffer]]) -> None:
+    """`last`: the tiles through which a box may have been written last."""
+    for stmt in body:
+        reads, writes = plan.accesses(stmt)
+        for tile in (t for t in reads if t.scope == "shared"):
+            for other in (o for box in plan.boxes(tile) for o in last.get(box, ()) if o != ir.buffer_of(tile)):
+                problem = f"{tile.name} is read where {other.name} may have been written over it"
+                raise TileError(problem, "a tile of its own, or the copy into it once more", stmt.location)
+        last |= {box: {ir.buffer_of(tile)} for tile in writes if tile.scope == "shared" for box in plan.boxes(tile)}
+        for _ in range(2 if hasattr(stmt, "body") else 0):  # a loop's second iteration sees the first one's
+            done = dict(last)
+            _separate(stmt.body, done)
+            skipped = {} if isinstance(stmt, ir.On) else last
+            last |= {box: tiles | skipped.get(box, set()) for box, tiles in done.items()}
 
 
 def barriers(kernel: ir.Kernel, target: Target) -> None:

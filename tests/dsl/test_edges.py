@@ -1,0 +1,229 @@
+"""Kernels with T.ws: roles, layouts, shared memory, and the edges that follow from the program's sequential meaning."""
+
+import functools
+from dataclasses import replace
+
+import pytest
+from rejected import neighbour, rejected
+
+import tileops_dsl.language as T
+from tileops_dsl import ir
+from tileops_dsl.errors import TileError
+from tileops_dsl.passes import edges
+from tileops_dsl.passes.roles import assign_roles
+from tileops_dsl.passes.shared_memory import plan_shared_memory
+from tileops_dsl.passes.tiles import infer_tiles
+from tileops_dsl.passes.verify import verify
+from tileops_dsl.targets import TARGETS
+
+TARGET = TARGETS["sm_90a"]
+n, m = T.dynamic("n, m", "int32")
+X = T.Tensor((n, m), "bfloat16", vector=8)
+
+
+@functools.cache
+def planned() -> ir.Kernel:
+    """mla_decode as far as the passes go."""
+    kernel = neighbour("test_ws").recorded()
+    for run, checks in (
+        (assign_roles, ("roles", "aliases")),
+        (infer_tiles, ("layouts",)),
+        (plan_shared_memory, ("shared_memory",)),
+    ):
+        kernel = run(kernel, TARGET)
+        verify(kernel, TARGET, checks)
+    return kernel
+
+
+@pytest.fixture
+def kernel() -> ir.Kernel:
+    return planned()
+
+
+@pytest.fixture(scope="module")
+def found() -> edges.Edges:
+    return edges.find(planned())
+
+
+def line(stmt: ir.Stmt) -> int:
+    """Of the program, not of a macro."""
+    return (stmt.location.caller or stmt.location).line
+
+
+def test_each_group_has_its_statements(kernel):
+    assert [(role.name, role.groups, role.warp) for role in kernel.roles] == [("group 0", (0,), None), ("group 1", (1,), None)]
+    assert not [s for role in kernel.roles for s in ir.walk(role.body) if isinstance(s, ir.On | ir.Alloc)]
+
+
+def test_tiles_lie_where_the_golden_text_has_them(kernel):
+    offsets = {buffer.name: offset for buffer, offset in kernel.shared.items()}
+    box = 64 * 128
+    expected = {"q_tile": 0, "k0": 9 * box, "k1": 18 * box, "p0": 27 * box, "p1": 8 * box, "o_tile": 0, "peak0": 28 * box}
+    assert {name: offsets[name] for name in expected} == expected
+
+
+def test_groups_tell_each_other_what_the_golden_text_has(found):
+    """Named barriers 1, 2, 4, 3 and 5 of mla_decode.cu."""
+    ready = [(line(r.first), line(r.second), r.groups, r.both) for r in found.ready]
+    first = [(73, 81, (0, 1), False), (84, 94, (1, 0), False), (88, 103, (1, 0), False), (98, 105, (0, 1), False)]
+    assert ready == [*first, (110, 115, (1, 0), True)]
+
+
+@pytest.mark.parametrize(
+    "tile, columns, at, text, ahead",
+    [
+        ("k0", 512, 69, "T.wait(done)", "i"),
+        ("k0", 0, 100, "T.wait(own0)", "i"),
+        ("k1", 0, 69, "T.wait(T.wgmma_gemm(q_rope", None),
+        ("k1", 512, 79, "T.wait(done)", "i"),
+        ("k1", 256, 106, "T.wait(own1)", "i"),
+        ("k0", 256, 79, "T.wait(T.wgmma_gemm(q_rope", None),
+    ],
+)
+def test_boxes_are_refilled_where_the_golden_text_does(found, tile, columns, at, text, ahead):
+    loads = [r for r in found.refills if r.load.dst.buffer.name == tile and r.load.dst.origin[1].value == columns]
+    first, inside, after = loads
+    assert first.at is None
+    assert (line(inside.at), inside.ahead) == (at, ahead) and inside.at.location.text.startswith(text)
+    assert line(after.at) in (109, 116) and after.ahead == "request"  # behind the loop, for the next request
+
+
+def test_queries_wait_for_what_is_stored_over_them(found):
+    """Those of o_tile's boxes are loaded where they stand; the last box, which held P, is free with the last product."""
+    places = {r.load.dst.origin[1].value: [] for r in found.refills if r.load.dst.buffer.name == "q_tile"}
+    for refill in found.refills:
+        if refill.load.dst.buffer.name == "q_tile":
+            places[refill.load.dst.origin[1].value].append(refill.at is refill.load or (refill.at and line(refill.at)))
+    assert places == {0: [True], 256: [True], 512: [None, 116]}
+
+
+def test_products_are_waited_for(found):
+    assert [(line(stmt), pending) for stmt, pending in found.retires.items()] == [
+        (69, 0), (79, 0), (100, 0), (106, 1), (69, 1), (79, 1), (116, 0), (116, 0),
+    ]  # fmt: skip
+
+
+def test_what_threads_write_is_fenced(found):
+    assert [line(stmt) for stmt in found.fences] == [76, 91, 102, 88, 98, 90, 119, 119]
+    assert [line(stmt) for stmt in found.exchanges] == [76, 91, 102, 119, 119]
+
+
+def test_only_the_first_reader_of_a_load_waits(found):
+    """Each group for the boxes that it reads; by then the other group's reads are known."""
+    waits = {(load.dst.buffer.name, load.dst.origin[1].value): [line(s) for s in stmts] for load, stmts in found.full.items()}
+    keys = {("k0", 512): [69], ("k0", 0): [69], ("k0", 256): [69], ("k1", 512): [79], ("k1", 256): [79], ("k1", 0): [79]}
+    assert waits == {**keys, ("q_tile", 512): [55], ("q_tile", 0): [69, 79], ("q_tile", 256): [69, 79]}
+
+
+# ---- wrong programs
+
+
+@rejected("which groups do this is not said", "with T.ws(0, 1):")
+def test_a_statement_of_nobody(x: X):
+    with T.Kernel(1, threads=256):
+        tile = T.alloc_shared((64, 64), "bfloat16")
+        T.copy(x[0, 0], tile)  # here
+        with T.ws(0, 1):
+            half = T.alloc_fragment((64, 64), "bfloat16")
+            T.copy(tile, half)
+
+
+@rejected(
+    "T.ws in 2 groups of sm_90a, 1 of them without work", "T.Kernel(blocks, threads=256) on sm_90a, and work for each group"
+)
+def test_a_group_without_work(x: X):
+    with T.Kernel(1, threads=256):  # here
+        tile = T.alloc_shared((64, 64), "bfloat16")
+        with T.ws(1):
+            T.tma_copy(x[0, 0], tile)
+
+
+@rejected(
+    "group 1 reads half, which it never writes: each group has fragments of its own",
+    "T.alloc_shared, and T.copy into it and out of it",
+)
+def test_a_fragment_of_another_group(x: X):
+    with T.Kernel(1, threads=256):
+        tile = T.alloc_shared((64, 64), "bfloat16")
+        other = T.alloc_shared((64, 64), "bfloat16")
+        with T.ws(0):
+            half = T.alloc_fragment((64, 64), "bfloat16")
+            T.tma_copy(x[0, 0], tile)
+            T.copy(tile, half)
+        with T.ws(1):
+            T.copy(half, other)  # here
+
+
+@rejected(
+    "tile[0:+64, 0:+64] is read where over may have been written over it", "a tile of its own, or the copy into it once more"
+)
+def test_a_tile_under_another(x: X):
+    with T.Kernel(1, threads=128), T.ws(0):
+        tile = T.alloc_shared((64, 128), "bfloat16", box=64)
+        over = T.alloc_shared((64, 64), "bfloat16", alias=tile[:, 0:64])
+        half = T.alloc_fragment((64, 64), "bfloat16")
+        T.tma_copy(x[0, 0], tile)
+        for _i in T.Pipelined(4, num_stages=1):
+            T.copy(tile[:, 0:64], half)  # here
+            T.copy(half, over)
+
+
+@rejected(
+    "test_edges.py:{line} overwrites what group 0 may still read, or reads it too late",
+    "T.wait behind the product, or a second tile",
+)
+def test_a_product_that_nobody_waits_for(x: X):
+    with T.Kernel(1, threads=256):
+        a_tile = T.alloc_shared((64, 64), "bfloat16")
+        with T.ws(0):
+            acc = T.alloc_fragment((64, 64), "float32")
+            T.tma_copy(x[0, 0], a_tile)
+            T.wgmma_gemm(a_tile, a_tile, acc, clear_accum=True)  # here
+        with T.ws(1):
+            half = T.alloc_fragment((64, 64), "bfloat16")
+            T.fill(half, 0.0)
+            T.copy(half, a_tile)  # there
+
+
+@rejected("test_edges.py:{line} waits for this, and one of them depends on a condition", "both under one T.If, or none")
+def test_an_end_of_an_edge_under_a_condition(x: X):
+    with T.Kernel(1, threads=256):
+        a_tile = T.alloc_shared((64, 64), "bfloat16")
+        with T.ws(0):
+            T.tma_copy(x[0, 0], a_tile)  # here
+        with T.ws(1):
+            half = T.alloc_fragment((64, 64), "bfloat16")
+            with T.If(n > 1):
+                T.copy(a_tile, half)  # there
+
+
+@rejected("group 0 cannot know when what a_tile holds has been read", "T.wait behind the product that reads it last")
+def test_a_load_that_nobody_can_time(x: X):
+    with T.Kernel(1, threads=256):
+        a_tile = T.alloc_shared((64, 64), "bfloat16")
+        with T.ws(1):
+            half = T.alloc_fragment((64, 64), "bfloat16")
+        for i in T.Pipelined(m, num_stages=1):
+            with T.ws(0):
+                T.tma_copy(x[0, i * 64], a_tile)  # here
+            with T.ws(1):
+                T.copy(a_tile, half)
+
+
+@rejected("the schedule of T.ws is not written yet", "T.gemm in T.Pipelined, without T.ws")
+def test_a_program_with_ws_is_not_compiled_yet(x: X):
+    with T.Kernel(1, threads=128), T.ws(0):  # here
+        a_tile = T.alloc_shared((64, 64), "bfloat16")
+        T.tma_copy(x[0, 0], a_tile)
+
+
+def error_of_a_moved_alias() -> TileError:
+    kernel = planned()
+    moved = {b: 0 if b.name == "p1" else offset for b, offset in kernel.shared.items()}
+    with pytest.raises(TileError, match="p1 does not lie over") as caught:
+        verify(replace(kernel, shared=moved), TARGET, ("shared_memory",))
+    return caught.value
+
+
+def test_an_alias_somewhere_else():
+    error_of_a_moved_alias()

@@ -1,0 +1,230 @@
+"""Edges between the groups of T.ws, and where a group refills a box: from the program's one sequential meaning.
+
+The program runs in its order, for a few iterations of each loop and with every condition true. Two accesses of a box by two
+groups, of which one writes, are an edge from the completion of the first to the begin of the second, unless what the second
+group knows by then implies it. What it knows is a clock: for each group, the step that this one has reached. A load is never
+the second: it is issued at the first step at which its group knows that all earlier accesses of the box are complete.
+"""
+
+from dataclasses import dataclass, field, replace
+
+from tileops_dsl import ir
+from tileops_dsl.errors import TileError
+from tileops_dsl.passes.meaning import Event, Run, events, numbers, ways
+from tileops_dsl.plan import accesses, boxes, is_load, is_store
+
+ITERATIONS = 3  # of each loop: the first, and two that have one before them
+
+
+@dataclass(eq=False)
+class Step:
+    """What a group does at one time."""
+
+    group: int
+    index: int  # among the steps of its group
+    event: Event
+    clock: dict[int, int]  # the steps that the groups have reached when it begins
+    met: int  # the last step before which the threads of the group met
+    done: int | None = None  # the step of its group before which it is known to be complete
+    after: list["Step"] = field(default_factory=list)  # of a load: accesses that must be complete
+    awaited: list["Step"] = field(default_factory=list)  # of a load: who waited for it
+
+
+@dataclass(frozen=True)
+class Ready:
+    """A named barrier: the group of `first` arrives behind it, that of `second` waits in front of it."""
+
+    first: ir.Stmt
+    second: ir.Stmt
+    groups: tuple[int, int]
+    both: bool = False  # and the other way round: each group arrives and waits
+
+
+@dataclass(frozen=True)
+class Refill:
+    """A load is issued in front of `at`: for that iteration, or for the next one of the loop over `ahead`.
+
+    Without `at`, for the first iteration of all, in front of everything. What stands in a loop leaves its first iteration to
+    what stands outside, unless it is the load's own place.
+    """
+
+    load: ir.Copy
+    at: ir.Stmt | None
+    ahead: str | None
+
+
+@dataclass
+class Edges:
+    ready: list[Ready]
+    refills: list[Refill]
+    retires: dict[ir.Stmt, int]  # before a statement, all but so many products are waited for
+    full: dict[ir.Copy, list[ir.Stmt]]  # of a load, the statements that wait for it
+    fences: list[ir.Stmt]  # behind which a group's threads fence what they wrote
+    exchanges: list[ir.Stmt]  # behind which, and behind the fence, they meet
+
+
+def find(kernel: ir.Kernel) -> Edges:
+    switches = [s for s in ir.walk(kernel.body) if isinstance(s, ir.If)]
+    run = Run(numbers(kernel, ways(kernel)[0], ITERATIONS), switches={s.condition: True for s in switches})
+    program = _Program(len(kernel.roles))
+    for switch in switches:
+        for inner in ir.walk(switch.body):
+            program.under[id(inner)] = (*program.under.get(id(inner), ()), switch)
+    for on in events(kernel.body, replace(run, whole=(ir.On,))):
+        for group in on.stmt.groups if isinstance(on.stmt, ir.On) else ():
+            for event in events(on.stmt.body, run, on.values):
+                if not isinstance(event.stmt, ir.Alloc):
+                    program.step(group, event)
+    ready, refills = _ready(program.ready.values()), _refills(program)
+    return Edges(ready, refills, program.retires, program.full, list(program.fences), list(program.exchanges))
+
+
+class _Program:
+    def __init__(self, groups: int):
+        self.under: dict[int, tuple[ir.If, ...]] = {}  # by the id of a statement, outermost first
+        self.steps: list[list[Step]] = [[] for _ in range(groups)]
+        self.flying: list[list[Step]] = [[] for _ in range(groups)]  # products, oldest first
+        self.writer: dict[tuple, Step] = {}
+        self.readers: dict[tuple, list[Step]] = {}
+        self.ready: dict[tuple, tuple[Step, Step]] = {}  # by their statements: the first time
+        self.retires: dict[ir.Stmt, int] = {}
+        self.full: dict[ir.Copy, list[ir.Stmt]] = {}
+        self.fences: dict[ir.Stmt, None] = {}
+        self.exchanges: dict[ir.Stmt, None] = {}
+
+    def step(self, group: int, event: Event) -> None:
+        own = self.steps[group]
+        clock, met = (own[-1].clock, own[-1].met) if own else ({}, -1)
+        step = Step(group, len(own), event, {**clock, group: len(own)}, met)
+        own.append(step)
+        self.retire(step)
+        tiles = [(tile, writes) for writes, found in enumerate(accesses(event.op)) for tile in found if tile.scope == "shared"]
+        touched = {(box, writes) for tile, writes in tiles for box in boxes(tile)}
+        earlier = {self.writer[box] for box, _ in touched if box in self.writer}
+        earlier |= {reader for box, writes in touched if writes for reader in self.readers.get(box, ())}
+        for before in sorted(earlier, key=lambda before: -before.index):
+            self.order(before, step)
+        for box in (box for box, writes in touched if not writes):
+            self.readers.setdefault(box, []).append(step)
+        for box in (box for box, writes in touched if writes):
+            self.writer[box], self.readers[box] = step, []
+        if isinstance(event.op, ir.Gemm):
+            self.flying[group].append(step)
+        else:
+            step.done = step.index + 1
+
+    def retire(self, step: Step) -> None:
+        """What waits for products: T.wait, and what touches their registers; another product does not."""
+        op, flying = step.event.op, self.flying[step.group]
+        if isinstance(op, ir.Wait):
+            count = max((n + 1 - op.pending for n, product in enumerate(flying) if product.event.op is op.of), default=0)
+        elif isinstance(op, ir.Gemm):
+            return
+        else:
+            touched = {ir.buffer_of(tile) for tiles in accesses(op) for tile in tiles}
+            count = max((n + 1 for n, p in enumerate(flying) if touched & {p.event.op.a, p.event.op.c}), default=0)
+        for product in flying[: max(count, 0)]:
+            product.done = step.index
+        if count > 0:
+            del flying[:count]
+            stmt = (*self.under.get(id(step.event.stmt), ()), step.event.stmt)[0]
+            self.retires[stmt] = min(len(flying), self.retires.get(stmt, len(flying)))
+
+    def order(self, first: Step, second: Step) -> None:
+        """`first` is complete before `second` begins."""
+        if _publishes(first) and not _by_threads(second):
+            self.fences[first.event.stmt] = None
+        if is_load(second.event.op):
+            second.after.append(first)
+        elif is_load(first.event.op):
+            if not any(second.clock.get(step.group, 0) > step.index for step in first.awaited):
+                self.check_conditions(first, second)
+                first.awaited.append(second)
+                waiting = self.full.setdefault(first.event.op, [])
+                waiting += [second.event.stmt] if second.event.stmt not in waiting else []
+        elif first.group == second.group:
+            copies = isinstance(first.event.op, ir.Copy) and isinstance(second.event.op, ir.Copy)  # each thread its elements
+            if _by_threads(first) and second.met <= first.index and not (copies and _by_threads(second)):
+                self.exchanges[first.event.stmt] = None
+        elif not _knows(second, first):
+            if first.done is None or not _same_iteration(first, second):
+                problem = f"{second.event.op.location} overwrites what group {first.group} may still read, or reads it too late"
+                raise TileError(problem, "T.wait behind the product, or a second tile", first.event.op.location)
+            self.check_conditions(first, second)
+            told, others = first.done, self.steps[first.group]
+            while told < len(others) and _publishes(others[told]):  # what follows is announced with it
+                told += 1
+            for group, reached in {**others[told - 1].clock, first.group: told}.items():
+                second.clock[group] = max(second.clock.get(group, 0), reached)
+            second.met = second.index
+            self.ready.setdefault((others[told - 1].event.stmt, second.event.stmt), (others[told - 1], second))
+
+    def met(self, step: Step, other: Step) -> bool:
+        """Whether one thread of a group knows that the others are done with what they accessed themselves."""
+        own = step.group == other.group and _by_threads(other)
+        return not own or step.met > other.index or other.event.stmt in self.exchanges
+
+    def check_conditions(self, first: Step, second: Step) -> None:
+        """Both ends of an edge happen, or none."""
+        ways = ([switch.condition for switch in self.under.get(id(step.event.stmt), ())] for step in (first, second))
+        if next(ways) != next(ways):
+            problem = f"{second.event.op.location} waits for this, and one of them depends on a condition"
+            raise TileError(problem, "both under one T.If, or none", first.event.op.location)
+
+
+def _by_threads(step: Step) -> bool:
+    """Whether the threads of the group access memory themselves."""
+    return not (isinstance(step.event.op, ir.Gemm) or is_load(step.event.op) or is_store(step.event.op))
+
+
+def _publishes(step: Step) -> bool:
+    return _by_threads(step) and any(tile.scope == "shared" for tile in accesses(step.event.op)[1])
+
+
+def _knows(step: Step, other: Step) -> bool:
+    return other.done is not None and step.clock.get(other.group, 0) >= other.done
+
+
+def _same_iteration(a: Step, b: Step) -> bool:
+    return all(a.event.values[name] == b.event.values[name] for name in a.event.values.keys() & b.event.values.keys())
+
+
+def _ready(pairs) -> list[Ready]:
+    """In program order. Two that cross without a step between are one barrier at which both groups wait."""
+    found: dict[tuple, Ready] = {}
+    for first, second in pairs:
+        back = [pair for pair in pairs if _adjacent(pair[0], second) and _adjacent(first, pair[1])]
+        key = frozenset((first, *(a for a, _ in back)))
+        found.setdefault(key, Ready(first.event.stmt, second.event.stmt, (first.group, second.group), bool(back)))
+    return list(found.values())
+
+
+def _adjacent(step: Step, other: Step) -> bool:
+    return step.group == other.group and step.index + 1 == other.index
+
+
+def _refills(program: _Program) -> list[Refill]:
+    """Each load at its first step; of the first iteration of a loop, outside of that loop."""
+    found: dict[ir.Copy, dict[tuple, Refill]] = {}
+    for own in program.steps:
+        for load in (step for step in own if is_load(step.event.op)):
+            at = _first(program, load) if load.after else None
+            ahead = [n for n, v in load.event.values.items() if at and at.event.values.get(n, v) != v]
+            refill = Refill(load.event.stmt, at and at.event.stmt, *ahead or [None])
+            found.setdefault(refill.load, {})[refill.at, refill.ahead] = refill
+    own_place = {load: [r for r in at.values() if r.at is load] for load, at in found.items()}
+    return [refill for load, at in found.items() for refill in own_place[load] or at.values()]
+
+
+def _first(program: _Program, load: Step) -> Step:
+    """The step in front of which the load is issued: not early where stores that read the box are to be waited for."""
+    own, values = program.steps[load.group], load.event.values
+    begin = load.index if any(is_store(step.event.op) for step in load.after) else 0
+    end = min((step.index for step in load.awaited if step.group == load.group), default=len(own) - 1)
+    for step in (step for step in own[begin : end + 1] if id(step.event.stmt) not in program.under):
+        then = step.event.values
+        outside = then.keys() < values.keys() or then == values or list(then.items())[:-1] == list(values.items())[:-1]
+        if outside and all(_knows(step, other) and program.met(step, other) for other in load.after):
+            return step
+    problem = f"group {load.group} cannot know when what {load.event.op.dst.name} holds has been read"
+    raise TileError(problem, "T.wait behind the product that reads it last", load.event.op.location)
