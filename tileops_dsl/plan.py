@@ -82,7 +82,7 @@ def buffer_bytes(kernel: ir.Kernel, buffer: ir.Buffer) -> int:
 
 
 def loads_of(kernel: ir.Kernel, ring: Ring) -> list[ir.Copy]:
-    return [s for s in ir.walk(kernel.body) if is_load(s) and s.dst in ring.buffers]
+    return [s for s in ir.walk(kernel.body) if is_load(s) and ir.buffer_of(s.dst) in ring.buffers]
 
 
 def barrier_of(kernel: ir.Kernel, ring: Ring, kind: str) -> Barrier:

@@ -9,6 +9,7 @@ Stmt   += Issue(op, index)                              an asynchronous copy or 
         | Await(barrier, index) | Signal(barrier, which) the ends of an edge between roles
         | Sync | Fence                                  exchange in the group; before what TMA reads
         | Advance(ring, steps)                          the next stage, or past those of another group's tile
+        | Meet(number, waits)                           a named barrier of two groups: arrives, or waits for both
         | Turn(takes) | Alone(which, body)              of groups that alternate: waits for its turn or passes it; one of them
         | Unrolled(var, extent, body)                   a loop over views of a fragment
         | At(var, value, body)                          one iteration of a loop, beside the loop or late in it
@@ -114,6 +115,12 @@ class Fence(ir.Stmt):
 class Advance(ir.Stmt):
     ring: Ring
     steps: ir.Expr | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class Meet(ir.Stmt):
+    number: int
+    waits: bool
 
 
 @dataclass(frozen=True, eq=False)

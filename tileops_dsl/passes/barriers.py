@@ -11,7 +11,7 @@ from itertools import groupby
 
 from tileops_dsl import ir
 from tileops_dsl.passes import hazards
-from tileops_dsl.plan import consumers, is_common, is_store, loads_of, peers, ring_of, sharing
+from tileops_dsl.plan import boxes, consumers, feeds_itself, is_common, is_store, loads_of, peers, ring_of, sharing
 from tileops_dsl.schedule import Alone, Await, Barrier, Fence, Issue, One, Retire, Role, Sync, Turn
 from tileops_dsl.targets import Target
 
@@ -22,6 +22,8 @@ def derive_barriers(kernel: ir.Kernel, target: Target) -> ir.Kernel:
         barriers.append(replace(barrier, offset=offset))
         offset += 8 * barrier.count
     kernel = replace(kernel, barriers=tuple(barriers), shared_bytes=offset)
+    if feeds_itself(kernel):
+        return kernel
     return replace(kernel, roles=tuple(r if r.warp is not None else _group(kernel, r) for r in kernel.roles))
 
 
@@ -32,6 +34,10 @@ def _barriers(kernel: ir.Kernel):
         if not loads:
             continue
         common = is_common(kernel, ring.buffers[0])
+        if feeds_itself(kernel):  # a barrier for each box
+            (tile,), count = ring.buffers, len(boxes(ring.buffers[0]))
+            yield Barrier(f"{ring.prefix}full", "full", ring, True, count, 1, kernel.layouts[tile].bytes // count)
+            continue
         expected = sum(kernel.layouts[load.dst].bytes for load in loads)
         yield Barrier(f"{ring.prefix}full", "full", ring, common, 1 if common else groups, 1, expected)
         if common:

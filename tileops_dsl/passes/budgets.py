@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from tileops_dsl import ir
 from tileops_dsl.errors import TileError
-from tileops_dsl.plan import consumers, live_words, threads
+from tileops_dsl.plan import consumers, feeds_itself, live_words, threads
 from tileops_dsl.targets import Target
 
 WORDS = 44  # for addresses and loop state, beside the fragments: with 43 a tile of 256 x 128 was spilled
@@ -13,6 +13,8 @@ PRODUCT = 26  # that an instruction needs beside its accumulators, of those that
 
 def budget_registers(kernel: ir.Kernel, target: Target) -> ir.Kernel:
     """A producer needs little; the consumers share what is left, in steps of 8."""
+    if feeds_itself(kernel):
+        raise TileError("the text of T.ws is not written yet", "T.gemm in T.Pipelined, without T.ws", kernel.location)
     start = target.registers_per_cta // threads(kernel) // 8 * 8  # of each thread; then groups hand them to each other
     groups = len(consumers(kernel).groups)
     needed = live_words(kernel) + WORDS

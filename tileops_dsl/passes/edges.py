@@ -51,43 +51,48 @@ class Refill:
     load: ir.Copy
     at: ir.Stmt | None
     ahead: str | None
+    group: int
+    stored: bool  # stores that read the box are waited for in front of it
 
 
 @dataclass
 class Edges:
     ready: list[Ready]
     refills: list[Refill]
-    retires: dict[ir.Stmt, int]  # before a statement, all but so many products are waited for
+    # Before a statement, all but so many products are waited for, after which these are finished.
+    retires: list[tuple[ir.Stmt, int, tuple[ir.Gemm, ...]]]
     full: dict[ir.Copy, list[ir.Stmt]]  # of a load, the statements that wait for it
     fences: list[ir.Stmt]  # behind which a group's threads fence what they wrote
     exchanges: list[ir.Stmt]  # behind which, and behind the fence, they meet
 
 
 def find(kernel: ir.Kernel) -> Edges:
-    switches = [s for s in ir.walk(kernel.body) if isinstance(s, ir.If)]
+    outer = [s for s in ir.walk(kernel.body) if isinstance(s, ir.If | ir.Pipelined)]
+    switches = [s for s in outer if isinstance(s, ir.If)]
     run = Run(numbers(kernel, ways(kernel)[0], ITERATIONS), switches={s.condition: True for s in switches})
     program = _Program(len(kernel.roles))
-    for switch in switches:
-        for inner in ir.walk(switch.body):
-            program.under[id(inner)] = (*program.under.get(id(inner), ()), switch)
+    for stmt in outer:
+        for inner in ir.walk(stmt.body):
+            program.around[id(inner)] = (*program.around.get(id(inner), ()), stmt)
     for on in events(kernel.body, replace(run, whole=(ir.On,))):
         for group in on.stmt.groups if isinstance(on.stmt, ir.On) else ():
             for event in events(on.stmt.body, run, on.values):
                 if not isinstance(event.stmt, ir.Alloc):
                     program.step(group, event)
-    ready, refills = _ready(program.ready.values()), _refills(program)
-    return Edges(ready, refills, program.retires, program.full, list(program.fences), list(program.exchanges))
+    retires = [(stmt, pending, tuple(of)) for stmt, (pending, of) in program.retires.items()]
+    ready, refills = _ready(program.ready), _refills(program)
+    return Edges(ready, refills, retires, program.full, list(program.fences), list(program.exchanges))
 
 
 class _Program:
     def __init__(self, groups: int):
-        self.under: dict[int, tuple[ir.If, ...]] = {}  # by the id of a statement, outermost first
+        self.around: dict[int, tuple[ir.If | ir.Pipelined, ...]] = {}  # by the id of a statement, outermost first
         self.steps: list[list[Step]] = [[] for _ in range(groups)]
         self.flying: list[list[Step]] = [[] for _ in range(groups)]  # products, oldest first
         self.writer: dict[tuple, Step] = {}
         self.readers: dict[tuple, list[Step]] = {}
         self.ready: dict[tuple, tuple[Step, Step]] = {}  # by their statements: the first time
-        self.retires: dict[ir.Stmt, int] = {}
+        self.retires: dict[ir.Stmt, tuple[int, dict[ir.Gemm, None]]] = {}
         self.full: dict[ir.Copy, list[ir.Stmt]] = {}
         self.fences: dict[ir.Stmt, None] = {}
         self.exchanges: dict[ir.Stmt, None] = {}
@@ -123,12 +128,13 @@ class _Program:
         else:
             touched = {ir.buffer_of(tile) for tiles in accesses(op) for tile in tiles}
             count = max((n + 1 for n, p in enumerate(flying) if touched & {p.event.op.a, p.event.op.c}), default=0)
-        for product in flying[: max(count, 0)]:
-            product.done = step.index
         if count > 0:
-            del flying[:count]
-            stmt = (*self.under.get(id(step.event.stmt), ()), step.event.stmt)[0]
-            self.retires[stmt] = min(len(flying), self.retires.get(stmt, len(flying)))
+            finished, flying[:count] = flying[:count], []
+            stmt = (*self.conditions(step.event.stmt), step.event.stmt)[0]
+            pending, of = self.retires.get(stmt, (len(flying), {}))
+            self.retires[stmt] = min(len(flying), pending), of | {product.event.op: None for product in finished}
+            for product in finished:
+                product.done = step.index
 
     def order(self, first: Step, second: Step) -> None:
         """`first` is complete before `second` begins."""
@@ -140,8 +146,8 @@ class _Program:
             if not any(second.clock.get(step.group, 0) > step.index for step in first.awaited):
                 self.check_conditions(first, second)
                 first.awaited.append(second)
-                waiting = self.full.setdefault(first.event.op, [])
-                waiting += [second.event.stmt] if second.event.stmt not in waiting else []
+                waiting, place = self.full.setdefault(first.event.op, []), self.level(second, first)
+                waiting += [place] if place not in waiting else []
         elif first.group == second.group:
             copies = isinstance(first.event.op, ir.Copy) and isinstance(second.event.op, ir.Copy)  # each thread its elements
             if _by_threads(first) and second.met <= first.index and not (copies and _by_threads(second)):
@@ -157,16 +163,26 @@ class _Program:
             for group, reached in {**others[told - 1].clock, first.group: told}.items():
                 second.clock[group] = max(second.clock.get(group, 0), reached)
             second.met = second.index
-            self.ready.setdefault((others[told - 1].event.stmt, second.event.stmt), (others[told - 1], second))
+            ends = self.level(others[told - 1], second), self.level(second, first)
+            self.ready.setdefault(ends, (others[told - 1], second))
 
     def met(self, step: Step, other: Step) -> bool:
         """Whether one thread of a group knows that the others are done with what they accessed themselves."""
         own = step.group == other.group and _by_threads(other)
         return not own or step.met > other.index or other.event.stmt in self.exchanges
 
+    def level(self, step: Step, other: Step) -> ir.Stmt:
+        """Where the step's end of an edge is: of what stands in a loop that is not around the other, once for the loop."""
+        stmt, common = step.event.stmt, self.around.get(id(other.event.stmt), ())
+        loops = [loop for loop in self.around.get(id(stmt), ()) if isinstance(loop, ir.Pipelined)]
+        return next((loop for loop in loops if not any(loop is outer for outer in common)), stmt)
+
+    def conditions(self, stmt: ir.Stmt) -> list[ir.If]:
+        return [outer for outer in self.around.get(id(stmt), ()) if isinstance(outer, ir.If)]
+
     def check_conditions(self, first: Step, second: Step) -> None:
         """Both ends of an edge happen, or none."""
-        ways = ([switch.condition for switch in self.under.get(id(step.event.stmt), ())] for step in (first, second))
+        ways = ([switch.condition for switch in self.conditions(step.event.stmt)] for step in (first, second))
         if next(ways) != next(ways):
             problem = f"{second.event.op.location} waits for this, and one of them depends on a condition"
             raise TileError(problem, "both under one T.If, or none", first.event.op.location)
@@ -189,13 +205,13 @@ def _same_iteration(a: Step, b: Step) -> bool:
     return all(a.event.values[name] == b.event.values[name] for name in a.event.values.keys() & b.event.values.keys())
 
 
-def _ready(pairs) -> list[Ready]:
+def _ready(edges: dict[tuple, tuple[Step, Step]]) -> list[Ready]:
     """In program order. Two that cross without a step between are one barrier at which both groups wait."""
     found: dict[tuple, Ready] = {}
-    for first, second in pairs:
-        back = [pair for pair in pairs if _adjacent(pair[0], second) and _adjacent(first, pair[1])]
+    for ends, (first, second) in edges.items():
+        back = [pair for pair in edges.values() if _adjacent(pair[0], second) and _adjacent(first, pair[1])]
         key = frozenset((first, *(a for a, _ in back)))
-        found.setdefault(key, Ready(first.event.stmt, second.event.stmt, (first.group, second.group), bool(back)))
+        found.setdefault(key, Ready(*ends, (first.group, second.group), bool(back)))
     return list(found.values())
 
 
@@ -210,7 +226,8 @@ def _refills(program: _Program) -> list[Refill]:
         for load in (step for step in own if is_load(step.event.op)):
             at = _first(program, load) if load.after else None
             ahead = [n for n, v in load.event.values.items() if at and at.event.values.get(n, v) != v]
-            refill = Refill(load.event.stmt, at and at.event.stmt, *ahead or [None])
+            stored = any(is_store(step.event.op) for step in load.after)
+            refill = Refill(load.event.stmt, at and at.event.stmt, *ahead or [None], load.group, stored)
             found.setdefault(refill.load, {})[refill.at, refill.ahead] = refill
     own_place = {load: [r for r in at.values() if r.at is load] for load, at in found.items()}
     return [refill for load, at in found.items() for refill in own_place[load] or at.values()]
@@ -221,7 +238,7 @@ def _first(program: _Program, load: Step) -> Step:
     own, values = program.steps[load.group], load.event.values
     begin = load.index if any(is_store(step.event.op) for step in load.after) else 0
     end = min((step.index for step in load.awaited if step.group == load.group), default=len(own) - 1)
-    for step in (step for step in own[begin : end + 1] if id(step.event.stmt) not in program.under):
+    for step in (step for step in own[begin : end + 1] if not program.conditions(step.event.stmt)):
         then = step.event.values
         outside = then.keys() < values.keys() or then == values or list(then.items())[:-1] == list(values.items())[:-1]
         if outside and all(_knows(step, other) and program.met(step, other) for other in load.after):

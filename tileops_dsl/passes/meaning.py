@@ -122,7 +122,7 @@ def meaning(event: Event) -> tuple:
     places: list = []
     for end in vars(op).values():
         if isinstance(end, ir.Region):
-            places.append((end.tensor.name, *(number(o, values) for o in end.origin)))
+            places.append((end.tensor.name, *(number(o, values, True) for o in end.origin)))
         elif isinstance(end, ir.Tile):
             places.append(end.name)
     if isinstance(op, ir.Gemm):

@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from tileops_dsl import ir
 from tileops_dsl.errors import TileError
-from tileops_dsl.passes import edges
+from tileops_dsl.passes import groups
 from tileops_dsl.passes.products import ZERO, Products, at_least_once
 from tileops_dsl.passes.roles import only
 from tileops_dsl.plan import feeds_itself, is_load, is_store, named, ring_of, tile_loop
@@ -23,8 +23,7 @@ CHUNK = 16  # columns that two matrices side by side have
 
 def pipeline(kernel: ir.Kernel, target: Target) -> ir.Kernel:
     if feeds_itself(kernel):
-        edges.find(kernel)
-        raise TileError("the schedule of T.ws is not written yet", "T.gemm in T.Pipelined, without T.ws", kernel.location)
+        return groups.schedule(kernel)
     kernel = replace(kernel, rings=tuple(find_rings(kernel)))
     producer, consumer = kernel.roles
     for loop in (s for s in ir.walk(kernel.body) if isinstance(s, ir.Pipelined)):

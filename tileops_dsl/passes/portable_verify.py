@@ -75,9 +75,9 @@ class _Course:
             later = isinstance(stmt, Issue) and not asynchronous(op)
             holds[("loaded", op.dst) if later else self.access(event, op.dst, writes=True)] = self.names[meaning(event)]
         elif isinstance(op, ir.Copy | ir.Parallel):
-            read = [holds.get(self.access(event, tile, writes=False)) for tile in shared_reads(op)]
+            read = [holds.get(self.access(event, tile, writes=False)) for tile, _ in shared_reads(op)]
             self.done = self.names[(self.done, meaning(event), *read)]
-            holds |= {self.access(event, tile, writes=True): self.done for tile in shared_writes(op)}
+            holds |= {self.access(event, tile, writes=True): self.done for tile, _ in shared_writes(op)}
 
     def access(self, event: Event, tile: ir.Buffer, writes: bool) -> tuple[str, int]:
         """The tile and its stage."""

@@ -7,6 +7,7 @@ its arrivals and bytes. A group is two agents: its first thread, and all others.
 all agents of both arrive once before it opens.
 """
 
+import itertools
 import random
 from dataclasses import dataclass, field, replace
 
@@ -15,6 +16,7 @@ from tileops_dsl.passes.meaning import Event, Run, events, meaning, number, numb
 from tileops_dsl.schedule import Barrier, One, Role
 
 FIRST, OTHERS = 0, 1  # the agents of a group
+Box = tuple[ir.Buffer, int]  # of a tile
 
 
 class Fault(Exception):
@@ -39,7 +41,7 @@ class Tile:
     """A stage of a tile: what each part of it holds, and the parts written by threads that TMA does not see yet."""
 
     parts: dict[int, tuple] = field(default_factory=dict)
-    unfenced: set[int] = field(default_factory=set)
+    unfenced: dict[int, tuple] = field(default_factory=dict)  # by whom
 
 
 class Machine:
@@ -50,7 +52,7 @@ class Machine:
         self.haste = (0.0, 0.02, 0.3)[seed % 3]  # how soon what is in flight takes effect
         moved = [buffer for buffer in kernel.shared if len(buffer.shape) == 2]
         self.last = moved[seed % len(moved)]  # what touches this one takes effect when nothing else can happen
-        tiles = 4 - seed % 2 if plan.tile_loop(kernel).alternate else 2
+        tiles = 4 - seed % 2 if not plan.feeds_itself(kernel) and plan.tile_loop(kernel).alternate else 2
         values = numbers(kernel, parameters, steps)
         self.runs = [Run(values, tiles, cta, kernel.ctas, whole=(One,)) for cta in range(kernel.ctas)]
         self.tiles: dict[tuple, Tile] = {}
@@ -64,10 +66,10 @@ class Machine:
         """What each reader of the recorded program sees in each shared tile."""
         last, seen = {}, {}
         for event in events(self.kernel.body, run):
-            for buffer in shared_reads(event.op):
-                seen[moment(event), buffer.name] = last.get(buffer.name, ())
-            for buffer in shared_writes(event.op):
-                last[buffer.name] = version(event)
+            for box in shared_reads(event.op):
+                seen[moment(event), box] = last.get(box, ())
+            for box in shared_writes(event.op):
+                last[box] = version(event)
         return seen
 
     def run(self) -> None:
@@ -97,21 +99,26 @@ class Machine:
     def agents(self, cta: int, role: Role):
         if role.warp is not None:
             return [Agent(self, role, cta, 0, FIRST).steps()]
-        return [Agent(self, role, cta, copy, who).steps() for copy in range(len(role.groups)) for who in (FIRST, OTHERS)]
+        copies = [group - plan.consumers(self.kernel).groups[0] for group in role.groups]
+        return [Agent(self, role, cta, copy, who).steps() for copy in copies for who in (FIRST, OTHERS)]
 
     def barrier(self, cta: int, copy: int, table: Barrier, stage: int) -> MBarrier:
         return self.barriers.setdefault((cta, 0 if table.common else copy, table, stage), MBarrier(table))
 
-    def tile(self, cta: int, copy: int, buffer: ir.Buffer, stage: int) -> Tile:
-        return self.tiles.setdefault((cta, 0 if plan.is_common(self.kernel, buffer) else copy, buffer.name, stage), Tile())
+    def tile(self, cta: int, copy: int, box: Box, stage: int) -> Tile:
+        return self.tiles.setdefault((cta, 0 if plan.is_common(self.kernel, box[0]) else copy, box, stage), Tile())
 
 
-def shared_reads(op: ir.Stmt) -> list[ir.Buffer]:
-    return [b for b in dict.fromkeys(plan.named(op)) if b.scope == "shared" and b not in shared_writes(op)]
+def shared_reads(op: ir.Stmt) -> list[Box]:
+    return _boxes(plan.accesses(op)[0])
 
 
-def shared_writes(op: ir.Stmt) -> list[ir.Buffer]:
-    return [op.dst] if isinstance(op, ir.Copy) and isinstance(op.dst, ir.Buffer) and op.dst.scope == "shared" else []
+def shared_writes(op: ir.Stmt) -> list[Box]:
+    return _boxes(plan.accesses(op)[1])
+
+
+def _boxes(tiles: list[ir.Tile]) -> list[Box]:
+    return list(dict.fromkeys(box for tile in tiles if tile.scope == "shared" for box in plan.boxes(tile)))
 
 
 def version(event: Event) -> tuple:
@@ -160,9 +167,9 @@ class Agent:
         barrier = plan.barrier_named(self.kernel, event.stmt.barrier)
         return barrier, self.place(barrier.ring.buffers[0], event)
 
-    def check(self, event: Event, buffer: ir.Buffer, stage: int, parts, by_tma: bool) -> None:
-        expected = self.machine.expected[self.cta][moment(event), buffer.name]
-        tile = self.machine.tile(self.cta, self.copy, buffer, stage)
+    def check(self, event: Event, box: Box, stage: int, parts, by_tma: bool) -> None:
+        expected, buffer = self.machine.expected[self.cta][moment(event), box], box[0]
+        tile = self.machine.tile(self.cta, self.copy, box, stage)
         for part in parts:
             if tile.parts.get(part) != expected:
                 raise Fault(f"{event.op.location} reads {buffer.name} too early or too late")
@@ -170,18 +177,19 @@ class Agent:
                 raise Fault(f"{event.op.location} reads {buffer.name} without a fence")
 
     def parts(self, buffer: ir.Buffer) -> range:
-        return range(self.kernel.ctas if plan.is_common(self.kernel, buffer) else 2)
+        by_producer = plan.is_common(self.kernel, buffer) and not plan.feeds_itself(self.kernel)
+        return range(self.kernel.ctas if by_producer else 2)
 
     def on_others(self, event: Event):
         """By the group's own threads: a tile as matrices, each its own part; a vector by columns."""
         self.check_registers(event)
-        for buffer in shared_reads(event.op):
-            parts = self.parts(buffer) if len(buffer.shape) == 1 else (self.who,)
-            self.check(event, buffer, self.place(buffer, event), parts, by_tma=False)
-        for buffer in shared_writes(event.op):
-            tile = self.machine.tile(self.cta, self.copy, buffer, self.place(buffer, event))
+        for box in shared_reads(event.op):
+            parts = self.parts(box[0]) if len(box[0].shape) == 1 else (self.who,)
+            self.check(event, box, self.place(box[0], event), parts, by_tma=False)
+        for box in shared_writes(event.op):
+            tile = self.machine.tile(self.cta, self.copy, box, self.place(box[0], event))
             tile.parts[self.who] = version(event)
-            tile.unfenced.add(self.who)
+            tile.unfenced[self.who] = self.cta, self.copy, self.who
 
     def check_registers(self, event: Event) -> None:
         """A product's accumulators and its operand in registers are its own until it is waited for."""
@@ -194,36 +202,38 @@ class Agent:
         op = event.op
         if isinstance(op, ir.Gemm):
             if self.who == FIRST:
-                operands = [tile for tile in (op.a, op.b) if tile.scope == "shared"]
-                self.read_later(event, operands, self.machine.products.setdefault((self.cta, self.copy), []))
+                self.read_later(event, shared_reads(op), self.machine.products.setdefault((self.cta, self.copy), []))
             self.products += 1
             return self.meet(self.copy, "product", 2)
         if plan.is_store(op):
-            self.read_later(event, (op.src,), self.stores)
+            self.read_later(event, shared_reads(op), self.stores)
         else:
             self.load(event)
         return None
 
-    def read_later(self, event: Event, buffers, queue: list) -> None:
-        take = Reading(self, event, [(buffer, self.place(buffer, event)) for buffer in buffers])
+    def read_later(self, event: Event, boxes: list[Box], queue: list) -> None:
+        take = Reading(self, event, [(box, self.place(box[0], event)) for box in boxes])
         queue.append(take)
-        self.machine.flying.append((buffers, take))
+        self.machine.flying.append(([buffer for buffer, _ in boxes], take))
 
     def load(self, event: Event) -> None:
-        op, machine = event.op, self.machine
-        stage = self.place(op.dst, event)
-        parts = [self.cta] if op.multicast else list(self.parts(op.dst))
-        size = self.kernel.layouts[op.dst].bytes // (self.kernel.ctas if op.multicast else 1)
-        table = plan.barrier_of(self.kernel, plan.ring_of(self.kernel, op.dst), "full")
+        op, machine, by_box = event.op, self.machine, plan.feeds_itself(self.kernel)
+        stage, boxes = self.place(ir.buffer_of(op.dst), event), plan.boxes(op.dst)
+        parts = [self.cta] if op.multicast else list(self.parts(boxes[0][0]))
+        size = self.kernel.layouts[ir.buffer_of(op.dst)].bytes // (self.kernel.ctas if op.multicast else 1)
+        table = plan.barrier_of(self.kernel, plan.ring_of(self.kernel, boxes[0][0]), "full")
 
-        def arrive(cta):
-            tile = machine.tile(cta, self.copy, op.dst, stage)
+        def arrive(cta, box):
+            tile = machine.tile(cta, self.copy, box, stage)
             tile.parts |= dict.fromkeys(parts, version(event))
-            tile.unfenced -= set(parts)
-            machine.barrier(cta, self.copy, table, stage).count(0, -size)
+            tile.unfenced = {part: by for part, by in tile.unfenced.items() if part not in parts}
+            place, moved = (box[1], table.bytes) if by_box else (stage, size)
+            machine.barrier(cta, self.copy, table, place).count(0, -moved)
 
-        for cta in range(self.kernel.ctas) if op.multicast else (self.cta,):
-            machine.flying.append(((op.dst,), lambda cta=cta: arrive(cta)))
+        for cta, box in itertools.product(range(self.kernel.ctas) if op.multicast else (self.cta,), boxes):
+            if by_box:
+                machine.barrier(cta, self.copy, table, box[1]).count(1, table.bytes)
+            machine.flying.append(((box[0],), lambda cta=cta, box=box: arrive(cta, box)))
 
     def on_retire(self, event: Event):
         product = event.stmt.kind == "product"
@@ -233,10 +243,11 @@ class Agent:
             take.known |= take.event.op in event.stmt.of
 
     def on_await(self, event: Event):
-        barrier, stage = self.slot(event)
-        key = barrier.ring.name if barrier.common else (barrier.ring.name, stage)
+        (barrier, stage), by_box = self.slot(event), plan.feeds_itself(self.kernel)
+        stage = event.stmt.index.value if by_box else stage
+        key = barrier.ring.name if barrier.common and not by_box else (barrier.ring.name, stage)
         parity = self.phase.get(key, 0) ^ (barrier.kind == "empty")
-        if not barrier.common:
+        if by_box or not barrier.common:
             self.phase[key] = parity ^ 1
         state = self.machine.barrier(self.cta, self.copy, barrier, stage)
         return lambda: state.phase != parity
@@ -271,9 +282,13 @@ class Agent:
         return lambda: met.get(key) is not arrived
 
     def on_fence(self, event: Event):
-        for (cta, copy, *_), tile in self.machine.tiles.items():
-            if (cta, copy) == (self.cta, self.copy):
-                tile.unfenced.discard(self.who)
+        for tile in self.machine.tiles.values():
+            mine = self.cta, self.copy, self.who
+            tile.unfenced = {part: by for part, by in tile.unfenced.items() if by != mine}
+
+    def on_meet(self, event: Event):
+        opens = self.meet(0, f"edge {event.stmt.number}", 4)
+        return opens if event.stmt.waits else None
 
     def on_turn(self, event: Event):
         opens = self.meet(self.copy if event.stmt.takes else 1 - self.copy, "turn", 4)
@@ -297,8 +312,8 @@ class Reading:
     def __call__(self) -> None:
         if self.pending:
             self.pending = False
-            for buffer, stage in self.places:
-                self.agent.check(self.event, buffer, stage, self.agent.parts(buffer), by_tma=not self.registers)
+            for box, stage in self.places:
+                self.agent.check(self.event, box, stage, self.agent.parts(box[0]), by_tma=True)
 
 
 def simulate(kernel: ir.Kernel, parameters: dict[str, int], seed: int) -> None:

@@ -8,8 +8,9 @@ from tileops_dsl import ir, plan
 from tileops_dsl.errors import TileError, require
 from tileops_dsl.instruction_layouts import SharedTile
 from tileops_dsl.passes.meaning import Run, events, meaning, number, numbers, views_of, ways
+from tileops_dsl.passes.roles import only
 from tileops_dsl.passes.simulate import Fault, simulate
-from tileops_dsl.schedule import Advance, Await, Fence, Retire, Signal, Sync, Turn, op_of
+from tileops_dsl.schedule import Advance, Await, Fence, Meet, Retire, Signal, Sync, Turn, op_of
 from tileops_dsl.targets import Target
 
 ORDERS = 3  # one for each haste of what is in flight
@@ -31,14 +32,17 @@ def _doers(body, groups: tuple[int, ...]):
 
 
 def _works(stmt: ir.Stmt) -> bool:
-    return isinstance(stmt, ir.Copy | ir.Gemm | ir.Parallel | ir.Reduce | ir.Wait)
+    return isinstance(stmt, ir.Copy | ir.Gemm | ir.Parallel | ir.Reduce)
 
 
 def schedule(kernel: ir.Kernel, target: Target) -> None:
     """The roles do what the program does, as often, and all but loads in its order on each tile."""
-    for parameters, steps in itertools.product(ways(kernel), range(6)):
+    programs = [(kernel.body, kernel.roles)]
+    if plan.feeds_itself(kernel):  # each group on its own; what orders them, the simulation checks
+        programs = [(only(kernel.body, lambda stmt: True, role.groups[0]), (role,)) for role in kernel.roles]
+    for parameters, steps, (body, roles) in itertools.product(ways(kernel), range(6), programs):
         run = Run(numbers(kernel, parameters, steps))
-        program, parts = _done(kernel.body, run), [_done(role.body, run) for role in kernel.roles]
+        program, parts = _done(body, run), [_done(role.body, run) for role in roles]
         same = Counter(program[None]) == Counter(load for part in parts for load in part[None])
         for tile in {tile for part in (program, *parts) for tile in part} - {None}:
             same &= program[tile] == [what for part in parts for what in part[tile]]
@@ -47,7 +51,7 @@ def schedule(kernel: ir.Kernel, target: Target) -> None:
 
 def _done(body, run: Run) -> dict:
     """What is done to each tile, in order; and all loads."""
-    quiet, done = (Advance, Await, Fence, Retire, Signal, Sync, Turn, ir.Alloc), defaultdict(list)
+    quiet, done = (Advance, Await, Fence, Meet, Retire, Signal, Sync, Turn, ir.Alloc, ir.Wait), defaultdict(list)
     tiles: dict[int, set] = {}  # by the id of a statement
     for event in (e for e in events(body, run) if not isinstance(e.stmt, quiet)):
         load = plan.is_load(event.op)

@@ -1,0 +1,90 @@
+"""The schedule of T.ws: each group's statements with the ends of the edges that edges.py finds, and loads where they fit."""
+
+from dataclasses import replace
+
+from tileops_dsl import ir
+from tileops_dsl.passes import edges
+from tileops_dsl.passes.products import ZERO
+from tileops_dsl.plan import boxes, is_load, is_store
+from tileops_dsl.schedule import At, Await, Fence, Issue, Meet, One, Retire, Ring, Role, Sync
+
+
+def schedule(kernel: ir.Kernel) -> ir.Kernel:
+    found = edges.find(kernel)
+    tiles = dict.fromkeys(root for load in found.full for root, _ in boxes(load.dst))
+    loops = [stmt for stmt in ir.walk(kernel.body) if isinstance(stmt, ir.Pipelined)]
+    rings = tuple(Ring(f"ring {n}", (tile,), 1, loops[-1].var, f"{tile.name}_") for n, tile in enumerate(tiles))
+    return replace(kernel, rings=rings, roles=tuple(_Group(found, loops, role).role() for role in kernel.roles))
+
+
+class _Group:
+    def __init__(self, found: edges.Edges, loops: list[ir.Pipelined], before: Role):
+        self.found, self.loops, self.before_role = found, loops, before
+        (self.group,) = before.groups
+        self.refills = [refill for refill in found.refills if refill.group == self.group]
+
+    def role(self) -> Role:
+        first = [self.refill(refill) for refill in self.refills if refill.at is None]
+        body = self.body(self.before_role.body)
+        stores = [s.location for s in ir.walk(self.before_role.body) if is_store(s)]
+        last = [One(stores[-1], (Retire(stores[-1], "store", 0),))] if stores else []
+        return replace(self.before_role, body=(*first, *body, *last))
+
+    def body(self, stmts) -> tuple[ir.Stmt, ...]:
+        out: list[ir.Stmt] = []
+        for stmt in stmts:
+            where = stmt.location
+            out += self.in_front(stmt)
+            if isinstance(stmt, ir.Gemm):
+                out.append(Issue(where, stmt, ZERO))
+            elif is_store(stmt):
+                out.append(One(where, (Issue(where, stmt, ZERO),)))
+            elif hasattr(stmt, "body") and not isinstance(stmt, ir.Parallel):
+                out.append(replace(stmt, body=self.body(stmt.body)))
+            elif not (is_load(stmt) or isinstance(stmt, ir.Wait)):
+                out.append(stmt)
+            out += self.behind(stmt)
+        return tuple(out)
+
+    def in_front(self, stmt: ir.Stmt) -> list[ir.Stmt]:
+        where, ready = stmt.location, enumerate(self.found.ready, 1)
+        out = [Meet(where, number, True) for number, r in ready if same(r.second, stmt) and r.groups[1] == self.group]
+        for pending, of in (retire for waits, *retire in self.found.retires if same(waits, stmt)):
+            out.append(Retire(where, "product", pending, (), of))
+        out += [self.refill(refill) for refill in self.refills if refill.at and same(refill.at, stmt)]
+        for load, waiting in self.found.full.items():
+            names = [(f"{root.name}_full", ir.Const("int32", n)) for root, n in boxes(load.dst)]
+            out += [Await(where, *name) for name in names if any(same(one, stmt) for one in waiting)]
+        return out
+
+    def behind(self, stmt: ir.Stmt) -> list[ir.Stmt]:
+        where, ready = stmt.location, enumerate(self.found.ready, 1)
+        out: list[ir.Stmt] = [Fence(where)] if any(same(one, stmt) for one in self.found.fences) else []
+        out += [Sync(where)] if any(same(one, stmt) for one in self.found.exchanges) else []
+        return out + [Meet(where, number, r.both) for number, r in ready if same(r.first, stmt) and r.groups[0] == self.group]
+
+    def refill(self, refill: edges.Refill) -> ir.Stmt:
+        """By one thread, if there is such an iteration."""
+        load, where = refill.load, refill.load.location
+        own_place = refill.at is load
+        reads = [Retire(where, "read", 0)] if refill.stored else []
+        out: ir.Stmt = One(where, (*reads, Issue(where, load, ZERO)))
+        around = [loop for loop in self.loops if any(stmt is load for stmt in ir.walk(loop.body))]
+        names = [loop.var.name for loop in around]
+        if refill.at is not None and refill.ahead is None:
+            return out if own_place else ir.If(where, _less(around[-1].start, around[-1].var), (out,))
+        first = names.index(refill.ahead) if refill.ahead else 0
+        for n, loop in reversed(list(enumerate(around))[first:]):
+            following = ir.Call("int32", "add", (loop.var, ir.Const("int32", loop.step)))
+            value = following if refill.ahead and n == first else loop.start
+            out = At(where, loop.var, value, (ir.If(where, _less(loop.var, loop.extent), (out,)),))
+        return out
+
+
+def same(a: ir.Stmt, b: ir.Stmt) -> bool:
+    """A loop or a condition that holds a part of the other's body is the same one."""
+    return a is b or (type(a) is type(b) and isinstance(a, ir.Pipelined | ir.If) and a.location == b.location)
+
+
+def _less(a: ir.Expr, b: ir.Expr) -> ir.Call:
+    return ir.Call("bool", "lt", (a, b))
