@@ -107,7 +107,7 @@ class _Program:
         touched = {(box, writes) for tile, writes in tiles for box in boxes(tile)}
         earlier = {self.writer[box] for box, _ in touched if box in self.writer}
         earlier |= {reader for box, writes in touched if writes for reader in self.readers.get(box, ())}
-        for before in sorted(earlier, key=lambda before: -before.index):
+        for before in sorted(earlier, key=lambda before: (before.group == group, -before.index)):  # barriers of both first
             self.order(before, step)
         for box in (box for box, writes in touched if not writes):
             self.readers.setdefault(box, []).append(step)
