@@ -148,8 +148,9 @@ def columns_held(kernel: ir.Kernel, buffer: ir.Buffer) -> int:
     def uses(body) -> int:
         return sum(buffer in named_by(stmt) for stmt in ir.walk(body))
 
-    everywhere = uses(consumers(kernel).body)
-    for stmt in ir.walk(consumers(kernel).body):
+    body = [stmt for role in kernel.roles if role.warp is None for stmt in role.body]
+    everywhere = uses(body)
+    for stmt in ir.walk(body):
         if isinstance(stmt, Chunks) and stmt.body[-1].src == buffer and uses(stmt.body) == everywhere:
             return stmt.columns
     return buffer.shape[-1]
@@ -180,7 +181,8 @@ def words(kernel: ir.Kernel, buffer: ir.Buffer) -> int:
 
 def live_words(kernel: ir.Kernel) -> int:
     """Of all fragments where most are live: each from its first to its last statement of the tile."""
-    uses = [set(named(stmt)) for stmt in tile_loop(kernel).body]
+    loop = next((s for s in kernel.body if isinstance(s, ir.Persistent | ir.Pipelined)), kernel)
+    uses = [set(named(stmt)) for stmt in loop.body]
     live = [set().union(*uses[: n + 1]) & set().union(*uses[n:]) for n in range(len(uses))]
     return max(sum(words(kernel, b) for b in tiles if b.scope == "fragment") for tiles in live)
 

@@ -238,8 +238,8 @@ def test_every_error_of_the_passes_has_a_test():
     rows, words, roles = map(neighbour, ("test_layout_errors", "test_role_errors", "test_roles"))
     errors = [*map(error_of, programs_of(rows)), rows.too_many(), *map(error_of_corrupted, CORRUPTED)]
     errors += [*map(error_of, programs_of(words)), words.too_many_stages()]
-    groups, moved = map(neighbour, ("test_ws", "test_edges"))
-    errors += [*map(error_of, [*programs_of(groups), *programs_of(moved)]), moved.error_of_a_moved_alias()]
+    groups, edges = map(neighbour, ("test_ws", "test_edges"))
+    errors += [*map(error_of, [*programs_of(groups), *programs_of(edges)]), *edges.errors_of_corrupted()]
     errors += [*map(roles.error_of_corrupted, roles.CORRUPTED), *neighbour("test_portable_gemm").errors()]
     assert untested("passes", errors) == set()
 

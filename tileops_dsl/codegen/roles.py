@@ -9,12 +9,15 @@ from tileops_dsl.codegen.arithmetic import arithmetic, ceil_divided
 from tileops_dsl.codegen.expressions import CTYPES
 from tileops_dsl.codegen.role_statements import STATEMENTS, body
 from tileops_dsl.codegen.writer import Writer
+from tileops_dsl.errors import TileError
 from tileops_dsl.instruction_layouts import SharedTile
 from tileops_dsl.schedule import Role
 
 
 def emit_roles(kernel: ir.Kernel, name: str, struct: str) -> tuple[str, dict[int, str]]:
     """The definition of the kernel `name`, which takes a `struct`, and the program's line for each site number."""
+    if plan.feeds_itself(kernel):
+        raise TileError("the text of T.ws is not written yet", "T.gemm in T.Pipelined, without T.ws", kernel.location)
     w = Writer(kernel, fragments=group_fragments, statements=STATEMENTS)
     _frame(w)
     for i, role in enumerate(kernel.roles):

@@ -1,9 +1,9 @@
 """The whole pipeline, in order. The verifier runs after each pass, always."""
 
 from tileops_dsl import ir
-from tileops_dsl.passes import portable
+from tileops_dsl.passes import groups, portable
 from tileops_dsl.passes.barriers import derive_barriers
-from tileops_dsl.passes.budgets import budget_registers
+from tileops_dsl.passes.budgets import budget_registers, whole_share
 from tileops_dsl.passes.layouts import infer_layouts
 from tileops_dsl.passes.pipeline import pipeline
 from tileops_dsl.passes.roles import assign_roles
@@ -19,10 +19,10 @@ CHECKED = ("well_formed", "roles", "aliases", "schedule", "layouts", "shared_mem
 PIPELINE = [
     ("record", unchanged, CHECKED[:1]),
     ("roles", assign_roles, CHECKED[:3]),
-    ("pipeline", of_kind(pipeline, portable.schedule), CHECKED[:4]),
+    ("pipeline", of_kind(pipeline, portable.schedule, ws=groups.schedule), CHECKED[:4]),
     ("infer_layouts", of_kind(infer_tiles, infer_tiles, infer_layouts), CHECKED[:5]),
     ("plan_shared_memory", plan_shared_memory, CHECKED[:6]),
-    ("budgets", of_kind(budget_registers), CHECKED[:7]),
+    ("budgets", of_kind(budget_registers, ws=whole_share), CHECKED[:7]),
     ("barriers", of_kind(derive_barriers), CHECKED),
 ]
 

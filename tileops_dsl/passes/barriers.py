@@ -22,9 +22,9 @@ def derive_barriers(kernel: ir.Kernel, target: Target) -> ir.Kernel:
         barriers.append(replace(barrier, offset=offset))
         offset += 8 * barrier.count
     kernel = replace(kernel, barriers=tuple(barriers), shared_bytes=offset)
-    if feeds_itself(kernel):
-        return kernel
-    return replace(kernel, roles=tuple(r if r.warp is not None else _group(kernel, r) for r in kernel.roles))
+    own = not feeds_itself(kernel)  # whose edges are placed already
+    roles = tuple(_group(kernel, role) if own and role.warp is None else role for role in kernel.roles)
+    return replace(kernel, roles=roles)
 
 
 def _barriers(kernel: ir.Kernel):

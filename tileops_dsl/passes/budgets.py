@@ -4,17 +4,24 @@ from dataclasses import replace
 
 from tileops_dsl import ir
 from tileops_dsl.errors import TileError
-from tileops_dsl.plan import consumers, feeds_itself, live_words, threads
+from tileops_dsl.plan import consumers, live_words, threads
 from tileops_dsl.targets import Target
 
 WORDS = 44  # for addresses and loop state, beside the fragments: with 43 a tile of 256 x 128 was spilled
 PRODUCT = 26  # that an instruction needs beside its accumulators, of those that a thread starts with (ptxas error C7602)
 
 
+def whole_share(kernel: ir.Kernel, target: Target) -> ir.Kernel:
+    """Of groups that T.ws names, each keeps what it starts with."""
+    have, needed = min(target.registers_per_cta // kernel.threads, target.registers_per_thread), live_words(kernel) + WORDS
+    if needed > have:
+        problem = f"fragments and addresses need {needed} registers a thread, which has {have}"
+        raise TileError(problem, "a smaller tile", kernel.location)
+    return replace(kernel, roles=tuple(replace(role, registers=have) for role in kernel.roles))
+
+
 def budget_registers(kernel: ir.Kernel, target: Target) -> ir.Kernel:
     """A producer needs little; the consumers share what is left, in steps of 8."""
-    if feeds_itself(kernel):
-        raise TileError("the text of T.ws is not written yet", "T.gemm in T.Pipelined, without T.ws", kernel.location)
     start = target.registers_per_cta // threads(kernel) // 8 * 8  # of each thread; then groups hand them to each other
     groups = len(consumers(kernel).groups)
     needed = live_words(kernel) + WORDS

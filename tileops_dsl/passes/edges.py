@@ -67,6 +67,8 @@ class Edges:
 
 
 def find(kernel: ir.Kernel) -> Edges:
+    for loop in (s for s in ir.walk(kernel.body) if isinstance(s, ir.Pipelined) and (s.num_stages > 1 or s.pending)):
+        raise TileError("stages of a loop with T.ws: a box has one so far", "num_stages=1", loop.location)
     outer = [s for s in ir.walk(kernel.body) if isinstance(s, ir.If | ir.Pipelined)]
     switches = [s for s in outer if isinstance(s, ir.If)]
     run = Run(numbers(kernel, ways(kernel)[0], ITERATIONS), switches={s.condition: True for s in switches})

@@ -4,16 +4,19 @@ from dataclasses import replace
 
 from tileops_dsl import ir
 from tileops_dsl.passes import edges
+from tileops_dsl.passes.pipeline import chunked
 from tileops_dsl.passes.products import ZERO
 from tileops_dsl.plan import boxes, is_load, is_store
 from tileops_dsl.schedule import At, Await, Fence, Issue, Meet, One, Retire, Ring, Role, Sync
+from tileops_dsl.targets import Target
 
 
-def schedule(kernel: ir.Kernel) -> ir.Kernel:
+def schedule(kernel: ir.Kernel, target: Target) -> ir.Kernel:
     found = edges.find(kernel)
     tiles = dict.fromkeys(root for load in found.full for root, _ in boxes(load.dst))
     loops = [stmt for stmt in ir.walk(kernel.body) if isinstance(stmt, ir.Pipelined)]
-    rings = tuple(Ring(f"ring {n}", (tile,), 1, loops[-1].var, f"{tile.name}_") for n, tile in enumerate(tiles))
+    var = loops[-1].var if loops else ir.EACH  # of one stage, so any will do
+    rings = tuple(Ring(f"ring {n}", (tile,), 1, var, f"{tile.name}_") for n, tile in enumerate(tiles))
     return replace(kernel, rings=rings, roles=tuple(_Group(found, loops, role).role() for role in kernel.roles))
 
 
@@ -44,7 +47,7 @@ class _Group:
             elif not (is_load(stmt) or isinstance(stmt, ir.Wait)):
                 out.append(stmt)
             out += self.behind(stmt)
-        return tuple(out)
+        return tuple(chunked(out))
 
     def in_front(self, stmt: ir.Stmt) -> list[ir.Stmt]:
         where, ready = stmt.location, enumerate(self.found.ready, 1)

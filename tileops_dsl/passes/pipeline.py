@@ -11,10 +11,9 @@ from dataclasses import replace
 
 from tileops_dsl import ir
 from tileops_dsl.errors import TileError
-from tileops_dsl.passes import groups
 from tileops_dsl.passes.products import ZERO, Products, at_least_once
 from tileops_dsl.passes.roles import only
-from tileops_dsl.plan import feeds_itself, is_load, is_store, named, ring_of, tile_loop
+from tileops_dsl.plan import is_load, is_store, named, ring_of, tile_loop
 from tileops_dsl.schedule import Advance, Alone, Await, Chunks, Issue, One, Ring, Role, Signal, Unrolled
 from tileops_dsl.targets import Target
 
@@ -22,8 +21,6 @@ CHUNK = 16  # columns that two matrices side by side have
 
 
 def pipeline(kernel: ir.Kernel, target: Target) -> ir.Kernel:
-    if feeds_itself(kernel):
-        return groups.schedule(kernel)
     kernel = replace(kernel, rings=tuple(find_rings(kernel)))
     producer, consumer = kernel.roles
     for loop in (s for s in ir.walk(kernel.body) if isinstance(s, ir.Pipelined)):
@@ -182,7 +179,8 @@ def chunked(body: list[ir.Stmt], columns: int = CHUNK) -> list[ir.Stmt]:
 
 def _from_fragment(stmt: ir.Stmt) -> bool:
     """A tile, into shared memory."""
-    return isinstance(stmt, ir.Copy) and isinstance(stmt.src, ir.Buffer) and len(stmt.src.shape) == 2 and not is_store(stmt)
+    ends = isinstance(stmt, ir.Copy) and isinstance(stmt.src, ir.Buffer) and isinstance(stmt.dst, ir.Tile)
+    return ends and stmt.src.scope == "fragment" and len(stmt.src.shape) == 2
 
 
 def _in_chunks(stmt: ir.Stmt, copy: ir.Copy) -> bool:

@@ -318,5 +318,5 @@ class Reading:
 
 def simulate(kernel: ir.Kernel, parameters: dict[str, int], seed: int) -> None:
     """One order; raises a Fault. Each ring goes round twice, and the next tile finds it in another stage."""
-    steps = 2 * max(ring.stages for ring in kernel.rings) + 1
+    steps = 2 * max((ring.stages for ring in kernel.rings), default=1) + 1
     Machine(kernel, parameters, steps, seed).run()

@@ -178,9 +178,14 @@ def unchanged(kernel: ir.Kernel, target: Target) -> ir.Kernel:
     return kernel
 
 
-def of_kind(groups=unchanged, threads=unchanged, rows=unchanged):
-    """A pass or a check by the kind of a kernel: with roles, of warp groups or of all threads alike; without, of rows."""
-    return lambda kernel, target: (rows if not kernel.roles else groups if target.warp_groups else threads)(kernel, target)
+def of_kind(groups=unchanged, threads=unchanged, rows=unchanged, ws=None):
+    """A pass or a check by the kind of a kernel: with roles, of warp groups, T.ws or all threads alike; without, of rows."""
+
+    def run(kernel: ir.Kernel, target: Target):
+        by_roles = groups if target.warp_groups else threads
+        return (ws if ws and plan.feeds_itself(kernel) else by_roles if kernel.roles else rows)(kernel, target)
+
+    return run
 
 
 CHECKS = {

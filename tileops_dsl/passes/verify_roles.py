@@ -137,6 +137,10 @@ def budgets(kernel: ir.Kernel, target: Target) -> None:
     """Fragments, 44 more, fit; all groups together have what they started with; the instruction takes steps of 8."""
     total = sum(128 * role.registers * len(role.groups) for role in kernel.roles)
     words = plan.live_words(kernel)
+    if plan.feeds_itself(kernel):
+        fits = total <= target.registers_per_cta and words + 44 <= kernel.roles[0].registers <= target.registers_per_thread
+        require(fits, f"registers of {total} in all, {words} in fragments", "whole_share", kernel.location)
+        return
     steps = all(24 <= role.registers <= 240 and role.registers % 8 == 0 for role in kernel.roles)
     start = target.registers_per_cta // (kernel.threads + 128) // 8 * 8 * (kernel.threads + 128)
     fits = total <= start and words + 44 <= plan.consumers(kernel).registers and steps
