@@ -20,7 +20,7 @@ from tileops_dsl.passes.simulate import Fault, Machine, simulate
 from tileops_dsl.passes.tiles import infer_tiles
 from tileops_dsl.passes.verify import verify
 from tileops_dsl.plan import accesses, live_words
-from tileops_dsl.schedule import Await, Meet, Retire, Sync
+from tileops_dsl.schedule import Await, Fence, Meet, Retire, Sync
 from tileops_dsl.targets import TARGETS
 
 TARGET = TARGETS["sm_90a"]
@@ -168,19 +168,75 @@ def without(body: tuple, left_out: ir.Stmt) -> tuple:
     return tuple(replace(stmt, body=without(stmt.body, left_out)) if hasattr(stmt, "body") else stmt for stmt in kept)
 
 
+def not_missed(kernel: ir.Kernel, kind: type) -> list:
+    """Statements of the kind without which nothing fails; of the waits for boxes the first one of each load is tried."""
+    kept, seen = [], set()
+    for role in kernel.roles:
+        for stmt in (s for s in ir.walk(role.body) if isinstance(s, kind)):
+            load = (role.name, line(stmt), stmt.barrier, stmt.index.value // 4) if kind is Await else id(stmt)
+            if load not in seen:
+                others = [replace(r, body=without(r.body, stmt)) if r is role else r for r in kernel.roles]
+                kept += [] if fails(replace(kernel, roles=tuple(others)), 48) else [(role.name, str(stmt), line(stmt))]
+            seen.add(load)
+    return kept
+
+
 @pytest.mark.parametrize("kind", [Meet, Retire, Sync, Await])
 def test_nothing_can_be_left_out(kind):
-    """Of the waits for boxes the first one of each load."""
-    kernel, kept = scheduled(), []
-    for role in kernel.roles:
-        seen = set()
-        for stmt in (s for s in ir.walk(role.body) if isinstance(s, kind)):
-            if kind is Await and (line(stmt), stmt.barrier, stmt.index.value // 4) in seen:
-                continue
-            seen |= {(line(stmt), stmt.barrier, stmt.index.value // 4)} if kind is Await else set()
-            others = [replace(r, body=without(r.body, stmt)) if r is role else r for r in kernel.roles]
-            kept += [] if fails(replace(kernel, roles=tuple(others)), 48) else [(role.name, str(stmt), line(stmt))]
-    assert kept == []
+    assert not_missed(scheduled(), kind) == []
+
+
+# ---- other programs
+
+
+def to_and_fro(x: X):
+    """A product passes from group to group and back."""
+    with T.Kernel(m, threads=256) as block:
+        a_tile = T.alloc_shared((64, 64), "bfloat16")
+        there = T.alloc_shared((64, 64), "bfloat16")
+        back = T.alloc_shared((64, 64), "bfloat16")
+        with T.ws(0, 1):
+            acc = T.alloc_fragment((64, 64), "float32")
+            half = T.alloc_fragment((64, 64), "bfloat16")
+        for i in T.Pipelined(1, n, num_stages=1):
+            with T.ws(0):
+                T.tma_copy(x[block * 64, i * 64], a_tile)
+                T.wgmma_gemm(a_tile, a_tile, acc, clear_accum=True)
+                for r, j in T.Parallel(64, 64):
+                    half[r, j] = acc[r, j]
+                T.copy(half, there)
+            with T.ws(1):
+                T.wgmma_gemm(there, there, acc, clear_accum=True)
+                for r, j in T.Parallel(64, 64):
+                    half[r, j] = acc[r, j]
+                T.copy(half, back)
+            with T.ws(0):
+                T.copy(back, x[block * 64, i * 64])
+
+
+def test_to_and_fro():
+    compiled = run_passes(T.prim_func(to_and_fro), TARGET)
+    found = edges.find(compiled)
+    assert [(ready.groups, ready.both) for ready in found.ready] == [((0, 1), False), ((1, 0), False)]
+    assert [type(refill.at) for refill in found.refills] == [type(None), ir.Parallel]  # behind the product
+    assert [not_missed(compiled, kind) for kind in (Await, Fence, Meet, Retire, Sync)] == [[]] * 5
+
+
+@rejected(
+    "test_edges.py:{line} overwrites what group 1 may still read, or reads it too late",
+    "T.wait behind the product, or a second tile",
+)
+def test_nothing_told_back(x: X):
+    with T.Kernel(1, threads=256):
+        there = T.alloc_shared((64, 64), "bfloat16")
+        with T.ws(0, 1):
+            half = T.alloc_fragment((64, 64), "bfloat16")
+            T.fill(half, 0.0)
+        for _i in T.Pipelined(m, num_stages=1):
+            with T.ws(0):
+                T.copy(half, there)  # there
+            with T.ws(1):
+                T.copy(there, half)  # here
 
 
 # ---- wrong programs

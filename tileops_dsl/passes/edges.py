@@ -64,6 +64,7 @@ class Edges:
     full: dict[ir.Copy, list[ir.Stmt]]  # of a load, the statements that wait for it
     fences: list[ir.Stmt]  # behind which a group's threads fence what they wrote
     exchanges: list[ir.Stmt]  # behind which, and behind the fence, they meet
+    stored: list[ir.Stmt]  # stores that are waited for at once: others than their own group's loads overwrite what they read
 
 
 def find(kernel: ir.Kernel) -> Edges:
@@ -83,7 +84,7 @@ def find(kernel: ir.Kernel) -> Edges:
                     program.step(group, event)
     retires = [(stmt, pending, tuple(of)) for stmt, (pending, of) in program.retires.items()]
     ready, refills = _ready(program.ready), _refills(program)
-    return Edges(ready, refills, retires, program.full, list(program.fences), list(program.exchanges))
+    return Edges(ready, refills, retires, program.full, *map(list, (program.fences, program.exchanges, program.stored)))
 
 
 class _Program:
@@ -98,6 +99,7 @@ class _Program:
         self.full: dict[ir.Copy, list[ir.Stmt]] = {}
         self.fences: dict[ir.Stmt, None] = {}
         self.exchanges: dict[ir.Stmt, None] = {}
+        self.stored: dict[ir.Stmt, None] = {}
 
     def step(self, group: int, event: Event) -> None:
         own = self.steps[group]
@@ -142,6 +144,9 @@ class _Program:
         """`first` is complete before `second` begins."""
         if _publishes(first) and not _by_threads(second):
             self.fences[first.event.stmt] = None
+        if is_store(first.event.op) and not _own_load(first, second):
+            self.stored[first.event.stmt] = None
+            self.exchanges |= {first.event.stmt: None} if first.group == second.group else {}
         if is_load(second.event.op):
             second.after.append(first)
         elif is_load(first.event.op):
@@ -195,6 +200,10 @@ def _by_threads(step: Step) -> bool:
     return not (isinstance(step.event.op, ir.Gemm) or is_load(step.event.op) or is_store(step.event.op))
 
 
+def _own_load(store: Step, load: Step) -> bool:
+    return is_load(load.event.op) and store.group == load.group
+
+
 def _publishes(step: Step) -> bool:
     return _by_threads(step) and any(tile.scope == "shared" for tile in accesses(step.event.op)[1])
 
@@ -228,7 +237,7 @@ def _refills(program: _Program) -> list[Refill]:
         for load in (step for step in own if is_load(step.event.op)):
             at = _first(program, load) if load.after else None
             ahead = [n for n, v in load.event.values.items() if at and at.event.values.get(n, v) != v]
-            stored = any(is_store(step.event.op) for step in load.after)
+            stored = any(is_store(step.event.op) and _own_load(step, load) for step in load.after)
             refill = Refill(load.event.stmt, at and at.event.stmt, *ahead or [None], load.group, stored)
             found.setdefault(refill.load, {})[refill.at, refill.ahead] = refill
     own_place = {load: [r for r in at.values() if r.at is load] for load, at in found.items()}
@@ -238,7 +247,7 @@ def _refills(program: _Program) -> list[Refill]:
 def _first(program: _Program, load: Step) -> Step:
     """The step in front of which the load is issued: not early where stores that read the box are to be waited for."""
     own, values = program.steps[load.group], load.event.values
-    begin = load.index if any(is_store(step.event.op) for step in load.after) else 0
+    begin = load.index if any(is_store(step.event.op) and _own_load(step, load) for step in load.after) else 0
     end = min((step.index for step in load.awaited if step.group == load.group), default=len(own) - 1)
     for step in (step for step in own[begin : end + 1] if not program.conditions(step.event.stmt)):
         then = step.event.values

@@ -29,7 +29,8 @@ class _Group:
     def role(self) -> Role:
         first = [self.refill(refill) for refill in self.refills if refill.at is None]
         body = self.body(self.before_role.body)
-        stores = [s.location for s in ir.walk(self.before_role.body) if is_store(s)]
+        stored = [id(stmt) for stmt in self.found.stored]
+        stores = [s.location for s in ir.walk(self.before_role.body) if is_store(s) and id(s) not in stored]
         last = [One(stores[-1], (Retire(stores[-1], "store", 0),))] if stores else []
         return replace(self.before_role, body=(*first, *body, *last))
 
@@ -63,6 +64,7 @@ class _Group:
     def behind(self, stmt: ir.Stmt) -> list[ir.Stmt]:
         where, ready = stmt.location, enumerate(self.found.ready, 1)
         out: list[ir.Stmt] = [Fence(where)] if any(same(one, stmt) for one in self.found.fences) else []
+        out += [One(where, (Retire(where, "read", 0),))] * any(same(one, stmt) for one in self.found.stored)
         out += [Sync(where)] if any(same(one, stmt) for one in self.found.exchanges) else []
         return out + [Meet(where, number, r.both) for number, r in ready if same(r.first, stmt) and r.groups[0] == self.group]
 
