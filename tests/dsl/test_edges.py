@@ -222,6 +222,30 @@ def test_to_and_fro():
     assert [not_missed(compiled, kind) for kind in (Await, Fence, Meet, Retire, Sync)] == [[]] * 5
 
 
+def alone(x: X):
+    """A group that writes what it multiplies."""
+    with T.Kernel(m, threads=128) as block, T.ws(0):
+        a_tile = T.alloc_shared((64, 64), "bfloat16")
+        there = T.alloc_shared((64, 64), "bfloat16")
+        acc = T.alloc_fragment((64, 64), "float32")
+        half = T.alloc_fragment((64, 64), "bfloat16")
+        for i in T.Pipelined(n, num_stages=1):
+            T.tma_copy(x[block * 64, i * 64], a_tile)
+            T.copy(a_tile, half)
+            for r, j in T.Parallel(64, 64):
+                half[r, j] = T.relu(half[r, j])
+            T.copy(half, there)
+            T.wgmma_gemm(there, there, acc, clear_accum=i == 0)
+
+
+def test_an_operand_is_not_overwritten_early():
+    compiled = run_passes(T.prim_func(alone), TARGET)
+    (role,) = compiled.roles
+    waits = [s for s in ir.walk(role.body) if isinstance(s, Retire)]
+    assert [(type(s), s.location.text) for s in waits] == [(Retire, "T.copy(half, there)")]
+    assert not_missed(compiled, Retire) == []
+
+
 @rejected(
     "test_edges.py:{line} overwrites what group 1 may still read, or reads it too late",
     "T.wait behind the product, or a second tile",

@@ -107,8 +107,7 @@ class _Program:
         step = Step(group, len(own), event, {**clock, group: len(own)}, met)
         own.append(step)
         self.retire(step)
-        tiles = [(tile, writes) for writes, found in enumerate(accesses(event.op)) for tile in found if tile.scope == "shared"]
-        touched = {(box, writes) for tile, writes in tiles for box in boxes(tile)}
+        touched = {(box, writes) for writes, tiles in enumerate(accesses(event.op)) for box in _shared(tiles)}
         earlier = {self.writer[box] for box, _ in touched if box in self.writer}
         earlier |= {reader for box, writes in touched if writes for reader in self.readers.get(box, ())}
         for before in sorted(earlier, key=lambda before: (before.group == group, -before.index)):  # barriers of both first
@@ -123,15 +122,17 @@ class _Program:
             step.done = step.index + 1
 
     def retire(self, step: Step) -> None:
-        """What waits for products: T.wait, and what touches their registers; another product does not."""
+        """What waits for products: T.wait, and what touches their registers or, but for loads, overwrites what they read."""
         op, flying = step.event.op, self.flying[step.group]
         if isinstance(op, ir.Wait):
             count = max((n + 1 - op.pending for n, product in enumerate(flying) if product.event.op is op.of), default=0)
         elif isinstance(op, ir.Gemm):
             return
         else:
-            touched = {ir.buffer_of(tile) for tiles in accesses(op) for tile in tiles}
-            count = max((n + 1 for n, p in enumerate(flying) if touched & {p.event.op.a, p.event.op.c}), default=0)
+            touched = {ir.buffer_of(tile) for tiles in accesses(op) for tile in tiles if tile.scope == "fragment"}
+            touched |= set() if is_load(op) else _shared(accesses(op)[1])
+            used = [{p.event.op.a, p.event.op.c} | _shared(accesses(p.event.op)[0]) for p in flying]
+            count = max((n + 1 for n, of_product in enumerate(used) if touched & of_product), default=0)
         if count > 0:
             finished, flying[:count] = flying[:count], []
             stmt = (*self.conditions(step.event.stmt), step.event.stmt)[0]
@@ -165,8 +166,9 @@ class _Program:
                 raise TileError(problem, "T.wait behind the product, or a second tile", first.event.op.location)
             self.check_conditions(first, second)
             told, others = first.done, self.steps[first.group]
-            while told < len(others) and _publishes(others[told]):  # what follows is announced with it
-                told += 1
+            around = self.around.get(id(others[told - 1].event.stmt))
+            while told < len(others) and _publishes(others[told]) and self.around.get(id(others[told].event.stmt)) == around:
+                told += 1  # what follows is announced with it
             for group, reached in {**others[told - 1].clock, first.group: told}.items():
                 second.clock[group] = max(second.clock.get(group, 0), reached)
             second.met = second.index
@@ -193,6 +195,10 @@ class _Program:
         if next(ways) != next(ways):
             problem = f"{second.event.op.location} waits for this, and one of them depends on a condition"
             raise TileError(problem, "both under one T.If, or none", first.event.op.location)
+
+
+def _shared(tiles: list[ir.Tile]) -> set[tuple[ir.Buffer, int]]:
+    return {box for tile in tiles if tile.scope == "shared" for box in boxes(tile)}
 
 
 def _by_threads(step: Step) -> bool:
@@ -254,5 +260,11 @@ def _first(program: _Program, load: Step) -> Step:
         outside = then.keys() < values.keys() or then == values or list(then.items())[:-1] == list(values.items())[:-1]
         if outside and all(_knows(step, other) and program.met(step, other) for other in load.after):
             return step
+    unmet = [
+        o.event.stmt for o in load.after if o.group == load.group and _by_threads(o) and o.event.stmt not in program.exchanges
+    ]
+    if unmet:  # no other barrier will do: the group's threads meet behind their accesses
+        program.exchanges |= dict.fromkeys(unmet)
+        return _first(program, load)
     problem = f"group {load.group} cannot know when what {load.event.op.dst.name} holds has been read"
     raise TileError(problem, "T.wait behind the product that reads it last", load.event.op.location)

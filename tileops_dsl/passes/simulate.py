@@ -237,7 +237,7 @@ class Agent:
 
     def on_retire(self, event: Event):
         product = event.stmt.kind == "product"
-        queue = self.machine.products[self.cta, self.copy][: self.products] if product else self.stores
+        queue = self.machine.products.get((self.cta, self.copy), [])[: self.products] if product else self.stores
         for take in queue[: max(len(queue) - event.stmt.pending, 0)]:
             take()
             take.known |= take.event.op in event.stmt.of
