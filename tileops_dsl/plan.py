@@ -127,8 +127,8 @@ def accesses(stmt: ir.Stmt) -> tuple[list[ir.Tile], list[ir.Tile]]:
         case _:
             loaded = [e.buffer for expr in ir.exprs_of(stmt) for e in ir.loads(expr)]
             reads, writes = loaded, [stmt.buffer] if isinstance(stmt, ir.Store) else []
-    for store in stmt.body if isinstance(stmt, ir.Parallel) else ():
-        reads, writes = reads + accesses(store)[0], writes + accesses(store)[1]
+    for inner in stmt.body if isinstance(stmt, ir.Parallel | Chunks) else ():
+        reads, writes = reads + accesses(inner)[0], writes + accesses(inner)[1]
     return tuple([tile for tile in tiles if isinstance(tile, ir.Tile)] for tiles in (reads, writes))
 
 

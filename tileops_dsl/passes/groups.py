@@ -4,8 +4,8 @@ from dataclasses import replace
 
 from tileops_dsl import ir
 from tileops_dsl.passes import edges
-from tileops_dsl.passes.pipeline import chunked
 from tileops_dsl.passes.products import ZERO
+from tileops_dsl.passes.stores import chunked, last_wait
 from tileops_dsl.plan import boxes, is_load, is_store
 from tileops_dsl.schedule import At, Await, Fence, Issue, Meet, One, Retire, Ring, Role, Sync
 from tileops_dsl.targets import Target
@@ -30,9 +30,8 @@ class _Group:
         first = [self.refill(refill) for refill in self.refills if refill.at is None]
         body = self.body(self.before_role.body)
         stored = [id(stmt) for stmt in self.found.stored]
-        stores = [s.location for s in ir.walk(self.before_role.body) if is_store(s) and id(s) not in stored]
-        last = [One(stores[-1], (Retire(stores[-1], "store", 0),))] if stores else []
-        return replace(self.before_role, body=(*first, *body, *last))
+        stores = [stmt for stmt in ir.walk(self.before_role.body) if is_store(stmt) and id(stmt) not in stored]
+        return replace(self.before_role, body=(*first, *body, *last_wait(stores)))
 
     def body(self, stmts) -> tuple[ir.Stmt, ...]:
         out: list[ir.Stmt] = []

@@ -4,7 +4,8 @@ A buffer has the stages of the T.Pipelined loop that holds all its accesses; wha
 Buffers that different products read go round rings of their own. A producer's copies need no more than the stages: its barriers
 let it run ahead. Copies that the consumers issue themselves (into a tile that they store) are issued a ring ahead: those of the
 first stages at the begin of the tile, each other one where its stage has been read. Of groups that alternate, each leaves out
-the stages of the other's tiles. A T.Pipelined loop over views of a fragment is unrolled.
+the stages of the other's tiles, and their product loops take turns: a group that waited for a stage while the other still waits
+for the round before would take that one's phase for its own.
 """
 
 from dataclasses import replace
@@ -12,12 +13,10 @@ from dataclasses import replace
 from tileops_dsl import ir
 from tileops_dsl.errors import TileError
 from tileops_dsl.passes.products import ZERO, Products, at_least_once
-from tileops_dsl.passes.roles import only
-from tileops_dsl.plan import is_load, is_store, named, ring_of, tile_loop
-from tileops_dsl.schedule import Advance, Alone, Await, Chunks, Issue, One, Ring, Role, Signal, Unrolled
+from tileops_dsl.passes.stores import anew, chunked, exchanged, last_wait, plain, stored, unrolled, uses
+from tileops_dsl.plan import is_load, is_store, ring_of, tile_loop
+from tileops_dsl.schedule import Advance, Alone, Await, Chunks, Issue, Ring, Role, Signal, Turn
 from tileops_dsl.targets import Target
-
-CHUNK = 16  # columns that two matrices side by side have
 
 
 def pipeline(kernel: ir.Kernel, target: Target) -> ir.Kernel:
@@ -33,19 +32,14 @@ def pipeline(kernel: ir.Kernel, target: Target) -> ir.Kernel:
     return replace(kernel, roles=roles)
 
 
-def _uses(body) -> list[ir.Buffer]:
-    """Tiles in shared memory, once for each statement that reads or writes them."""
-    return [b for stmt in body if not isinstance(stmt, ir.Alloc) for b in named(stmt) if b.scope == "shared"]
-
-
 def find_rings(kernel: ir.Kernel):
     """For each loop; of what the producer loads those that one statement reads together, with names where there are several."""
-    everywhere = _uses(kernel.body)
+    everywhere = uses(kernel.body)
     common = [s.dst for role in kernel.roles if role.warp is not None for s in ir.walk(role.body) if is_load(s)]
     sources = {s.dst: s.src.tensor.name for s in ir.walk(kernel.body) if is_load(s)}
     groups: dict[tuple, list[ir.Buffer]] = {}
     for loop in (s for s in ir.walk(kernel.body) if isinstance(s, ir.Pipelined)):
-        inside, products = _uses(loop.body), [s for s in loop.body if isinstance(s, ir.Gemm)]
+        inside, products = uses(loop.body), [s for s in loop.body if isinstance(s, ir.Gemm)]
         for buffer in dict.fromkeys(b for b in inside if inside.count(b) == everywhere.count(b)):
             reader = next((s for s in products if buffer in (s.a, s.b)), None)
             groups.setdefault((loop.var, loop.num_stages, reader), []).append(buffer)
@@ -73,7 +67,7 @@ def _check_reads(body, open_to: tuple[ir.Buffer, ...]) -> None:
     """Elements of a tile in shared memory are read by matrices, where a copy into that tile follows."""
     for stmt in body:
         if isinstance(stmt, ir.Parallel):
-            for tile in (b for b in _uses(stmt.body) if len(b.shape) == 2 and b not in open_to):
+            for tile in (b for b in uses(stmt.body) if len(b.shape) == 2 and b not in open_to):
                 problem = f"{tile.name} is read where no copy of a fragment into it follows"
                 raise TileError(problem, "T.Parallel over the tile's shape, then T.copy(out, tile)", stmt.location)
         elif hasattr(stmt, "body"):
@@ -113,87 +107,24 @@ def _loaded(kernel: ir.Kernel, body, index: ir.Var, where: ir.Location) -> list[
 
 
 def _consume(kernel: ir.Kernel, role: Role) -> Role:
-    (tiles,), products = role.body, Products(kernel)
+    (tiles,), products, stores = role.body, Products(kernel), [s for s in ir.walk(role.body) if is_store(s)]
     ahead, body = [], []
     for stmt in tiles.body:
         if isinstance(stmt, ir.Pipelined) and any(isinstance(s, ir.Gemm) for s in ir.walk(stmt.body)):
             body += products.pipelined(stmt, tiles.alternate)
         elif isinstance(stmt, ir.Pipelined):
-            body += products.straight([_unrolled(stmt, kernel.rings, ahead)])
+            body += products.straight([unrolled(stmt, kernel.rings, stores, ahead)])
         else:
-            body += products.straight([_stored(plain(stmt), ZERO)])
-    body += products.retire()
-    skips = tuple(stmt for stmt in body if isinstance(stmt, Advance)) if tiles.alternate else ()
-    late = (Alone(tiles.location, "last", skips),) if skips else ()
-    return replace(role, body=(*late, replace(tiles, body=(*ahead, *chunked(body)))))
+            body += products.straight(stored(plain(stmt), ZERO))
+    body = [*ahead, *anew(chunked(body + products.retire()), stores)]
+    before, body, behind = _in_turns(body, tiles.location) if tiles.alternate else ((), body, ())
+    body = exchanged(exchanged(body, touched := set()), touched)  # behind the tile before
+    return replace(role, body=(*before, replace(tiles, body=body), *behind, *last_wait(stores)))
 
 
-def constant_extent(loop) -> int:
-    if not isinstance(loop.extent, ir.Const):
-        problem = f"a loop without T.gemm runs {loop.extent} times"
-        raise TileError(problem, "a constant number of iterations, over views of a fragment", loop.location)
-    return loop.extent.value
-
-
-def _unrolled(loop: ir.Pipelined, rings, ahead: list[ir.Stmt]) -> Unrolled:
-    """The loop; what it needs before goes to the end of `ahead`. Its loads stay under their conditions."""
-    extent, ring = constant_extent(loop), next((ring for ring in rings if ring.var == loop.var), None)
-    refills = []
-    for load in (stmt for stmt in ir.walk(loop.body) if is_load(stmt)):
-        where, var, stages = load.location, loop.var, ir.Const("int32", ring.stages)
-        alone, expects = only(loop.body, lambda stmt, load=load: stmt is load), Signal(where, f"{ring.prefix}full", "this")
-        first = Unrolled(where, var, min(ring.stages, extent), (expects, Issue(where, load, var)))
-        ahead.append(_instead(alone, One(where, (first,))))
-        if extent > ring.stages:
-            later = replace(load, src=ir.replaced(load.src, {var: ir.Call("int32", "add", (var, stages))}))
-            more = ir.Call("bool", "lt", (var, ir.Const("int32", extent - ring.stages)))
-            refills.append(One(where, (_instead(alone, ir.If(where, more, (expects, Issue(where, later, var)))),)))
-    body = [_stored(stmt, loop.var) for stmt in only(loop.body, lambda stmt: not is_load(stmt))]
-    return Unrolled(loop.location, loop.var, extent, (*chunked(body), *refills))
-
-
-def _instead(alone: tuple[ir.Stmt, ...], new: ir.Stmt) -> ir.Stmt:
-    """Of a statement that is alone in what it stands in."""
-    (stmt,) = alone
-    return replace(stmt, body=(_instead(stmt.body, new),)) if hasattr(stmt, "body") else new
-
-
-def _stored(stmt: ir.Stmt, index: ir.Var) -> ir.Stmt:
-    """A store is issued by one thread."""
-    return One(stmt.location, (Issue(stmt.location, stmt, index),)) if is_store(stmt) else stmt
-
-
-def chunked(body: list[ir.Stmt], columns: int = CHUNK) -> list[ir.Stmt]:
-    """Element-wise statements and the copy into shared memory that ends them, together: the copied fragment is short-lived."""
-    out = []
-    for stmt in body:
-        if _from_fragment(stmt):
-            run = [stmt]
-            while out and _in_chunks(out[-1], stmt):
-                run.insert(0, out.pop())
-            out.append(Chunks(run[0].location, columns, tuple(run)))
-        else:
-            out.append(stmt)
-    return out
-
-
-def _from_fragment(stmt: ir.Stmt) -> bool:
-    """A tile, into shared memory."""
-    ends = isinstance(stmt, ir.Copy) and isinstance(stmt.src, ir.Buffer) and isinstance(stmt.dst, ir.Tile)
-    return ends and stmt.src.scope == "fragment" and len(stmt.src.shape) == 2
-
-
-def _in_chunks(stmt: ir.Stmt, copy: ir.Copy) -> bool:
-    """Element-wise work on the tile. A condition is repeated in each chunk, so only one whose work reads the tile."""
-    if isinstance(stmt, ir.If):
-        return copy.dst in _uses(stmt.body) and all(_in_chunks(s, copy) for s in stmt.body)
-    return isinstance(stmt, ir.Parallel) and stmt.extents == copy.src.shape
-
-
-def plain(stmt: ir.Stmt) -> ir.Stmt:
-    """The statement; if it is a condition, no loop and no copy of a tile stands under it."""
-    for inner in ir.walk(stmt.body) if isinstance(stmt, ir.If) else ():
-        if isinstance(inner, ir.Pipelined) or _from_fragment(inner) or is_store(inner):
-            problem = "a loop or a copy of a tile stands under T.If"
-            raise TileError(problem, "T.If around what is neither", inner.location)
-    return stmt
+def _in_turns(body: list[ir.Stmt], where: ir.Location):
+    """The product loops; before all tiles the last group gives the first its first turn; behind them one is left over."""
+    take, give = Turn(where, True), Turn(where, False)
+    turns = [s for stmt in body for s in ((take, stmt, give) if isinstance(stmt, ir.Pipelined) else (stmt,))]
+    skips = [stmt for stmt in body if isinstance(stmt, Advance)]
+    return (Alone(where, "last", (give, *skips)),), turns, (Alone(where, "next", (take,)),)

@@ -19,7 +19,8 @@ from dataclasses import replace
 from tileops_dsl import ir
 from tileops_dsl.errors import TileError
 from tileops_dsl.instruction_layouts import WarpAccumulators
-from tileops_dsl.passes.pipeline import check_loads, chunked, constant_extent, find_rings, plain
+from tileops_dsl.passes.pipeline import check_loads, find_rings
+from tileops_dsl.passes.stores import chunked, constant_extent, plain
 from tileops_dsl.plan import GROUP, asynchronous, consumers, is_load, is_store, lines
 from tileops_dsl.schedule import Advance, Chunks, Commit, Issue, Land, Multiply, Operands, Retire, Ring, Sync, Unrolled
 from tileops_dsl.targets import Target
