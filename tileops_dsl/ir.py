@@ -67,8 +67,10 @@ class Expr:
     dtype: str
     children = ()  # the expressions that it is made of
 
+    def __init_subclass__(cls):
+        dataclass(frozen=True)(cls)
 
-@dataclass(frozen=True)
+
 class Const(Expr):
     value: Any
 
@@ -76,7 +78,6 @@ class Const(Expr):
         return str(self.value)
 
 
-@dataclass(frozen=True)
 class Var(Expr):
     name: str
 
@@ -84,7 +85,6 @@ class Var(Expr):
         return self.name
 
 
-@dataclass(frozen=True)
 class Load(Expr):
     buffer: Tile
     indices: tuple[Expr, ...]
@@ -94,7 +94,6 @@ class Load(Expr):
         return f"{self.buffer.name}[{', '.join(map(str, self.indices))}]"
 
 
-@dataclass(frozen=True)
 class Call(Expr):
     op: str
     args: tuple[Expr, ...]
@@ -104,7 +103,6 @@ class Call(Expr):
         return f"{self.op}({', '.join(map(str, self.args))})"
 
 
-@dataclass(frozen=True)
 class Cast(Expr):
     value: Expr
     children = property(lambda self: (self.value,))
@@ -113,7 +111,6 @@ class Cast(Expr):
         return f"{self.dtype}({self.value})"
 
 
-@dataclass(frozen=True)
 class Element(Expr):
     tensor: Tensor
     indices: tuple[Expr, ...]
@@ -126,7 +123,6 @@ class Element(Expr):
 EACH = Var("int32", "each")  # in AnyOf: the index of every element
 
 
-@dataclass(frozen=True)
 class AnyOf(Expr):
     test: Expr
     children = property(lambda self: (self.test,))
@@ -204,9 +200,12 @@ class Region:
         return f"{self.tensor.name}[{', '.join(map(str, self.origin))}]"
 
 
-@dataclass(frozen=True, eq=False)  # a kind of statement that does not compare its fields compares by identity
+@dataclass(frozen=True, eq=False)  # two equal ones, from one line of the program, are still two
 class Stmt:
     location: Location
+
+    def __init_subclass__(cls):
+        dataclass(frozen=True, eq=False)(cls)
 
     def __str__(self) -> str:
         """Its kind and its fields, without its body: what `generate --dump` shows."""
@@ -221,7 +220,6 @@ def _text(value) -> str:
     return ",".join(map(_text, value)) if isinstance(value, tuple) else str(getattr(value, "name", value))
 
 
-@dataclass(frozen=True)
 class Alloc(Stmt):
     buffer: Buffer
 
@@ -229,19 +227,16 @@ class Alloc(Stmt):
         return f"alloc {self.buffer}"
 
 
-@dataclass(frozen=True)
 class Annotate(Stmt):
     buffer: Buffer
     layout: Any
 
 
-@dataclass(frozen=True)
 class Fill(Stmt):
     buffer: Buffer
     value: Expr
 
 
-@dataclass(frozen=True)
 class Copy(Stmt):
     src: Region | Buffer
     dst: Region | Buffer
@@ -255,7 +250,6 @@ class Copy(Stmt):
     tile = property(lambda self: self.dst if isinstance(self.src, Region) else self.src)
 
 
-@dataclass(frozen=True)
 class Gemm(Stmt):
     a: Buffer
     b: Buffer
@@ -267,7 +261,6 @@ class Gemm(Stmt):
     stage: int = 0
 
 
-@dataclass(frozen=True, eq=False)  # two equal ones, from one line of the program, are still two
 class Reduce(Stmt):
     op: str
     src: Buffer  # [M, N]; or [M], the partial sums that are added up
@@ -276,7 +269,6 @@ class Reduce(Stmt):
     partial: bool = False
 
 
-@dataclass(frozen=True)
 class Store(Stmt):
     buffer: Tile | Tensor
     indices: tuple[Expr, ...]
@@ -286,21 +278,18 @@ class Store(Stmt):
         return f"{Load(self.buffer.dtype, self.buffer, self.indices)} = {self.value}"
 
 
-@dataclass(frozen=True)
 class Parallel(Stmt):
     vars: tuple[Var, ...]
     extents: tuple[int, ...]
     body: tuple[Stmt, ...]
 
 
-@dataclass(frozen=True)
 class Serial(Stmt):
     var: Var
     extent: Expr
     body: tuple[Stmt, ...]
 
 
-@dataclass(frozen=True)
 class Pipelined(Stmt):
     var: Var
     extent: Expr
@@ -311,7 +300,6 @@ class Pipelined(Stmt):
     step: int = 1
 
 
-@dataclass(frozen=True)
 class Persistent(Stmt):
     vars: tuple[Var, ...]
     extents: tuple[Expr, ...]
@@ -321,19 +309,16 @@ class Persistent(Stmt):
     zigzag: bool = False  # a CTA takes a column's last tile and its first, or the second of both ends, ...
 
 
-@dataclass(frozen=True)
 class If(Stmt):
     condition: Expr
     body: tuple[Stmt, ...]
 
 
-@dataclass(frozen=True)
 class On(Stmt):
     groups: tuple[int, ...]
     body: tuple[Stmt, ...]
 
 
-@dataclass(frozen=True, eq=False)
 class Wait(Stmt):
     of: Copy | Gemm
     pending: int  # later operations of the group, up to it, that may be unfinished

@@ -10,7 +10,7 @@ Stmt   += Issue(op, index)                              an asynchronous copy or 
         | Sync | Fence                                  exchange in the group; before what TMA reads
         | Advance(ring, steps)                          the next stage, or past those of another group's tile
         | Meet(number, waits)                           a named barrier of two groups: arrives, or waits for both
-        | Turn(takes) | Alone(which, body)              of groups that alternate: waits for its turn or passes it; one of them
+        | Alone(which, body)                            of groups that alternate: one of them
         | Unrolled(var, extent, body)                   a loop over views of a fragment
         | At(var, value, body)                          one iteration of a loop, beside the loop or late in it
         | Chunks(columns, body)                         element-wise work and its copy, so many columns at a time
@@ -71,13 +71,11 @@ class Barrier:
         return f"barrier {self.offset}: {self.name} x {self.ring.stages}{copies}, arrivals {self.arrivals}, bytes {self.bytes}"
 
 
-@dataclass(frozen=True, eq=False)
 class Issue(ir.Stmt):
     op: ir.Copy | ir.Gemm
     index: ir.Expr
 
 
-@dataclass(frozen=True, eq=False)
 class Retire(ir.Stmt):
     kind: str  # "product", "read" (stores: their shared memory has been read), "store" or "copy"
     pending: int
@@ -89,82 +87,64 @@ class Retire(ir.Stmt):
         return f"retire {self.kind} pending {self.pending}{after}"
 
 
-@dataclass(frozen=True, eq=False)
 class Await(ir.Stmt):
     barrier: str
     index: ir.Expr
 
 
-@dataclass(frozen=True, eq=False)
 class Signal(ir.Stmt):
     barrier: str
     which: str  # "this" stage, the one "before" it, or the "last" one behind the loop
 
 
-@dataclass(frozen=True, eq=False)
 class Sync(ir.Stmt):
     """The threads of a group meet."""
 
 
-@dataclass(frozen=True, eq=False)
 class Fence(ir.Stmt):
     """What was written to shared memory becomes visible to TMA."""
 
 
-@dataclass(frozen=True, eq=False)
 class Advance(ir.Stmt):
     ring: Ring
     steps: ir.Expr | None = None
 
 
-@dataclass(frozen=True, eq=False)
 class Meet(ir.Stmt):
-    number: int
+    number: int | ir.Expr  # an expression in `group` where each group has another one
     waits: bool
 
 
-@dataclass(frozen=True, eq=False)
-class Turn(ir.Stmt):
-    takes: bool
-
-
-@dataclass(frozen=True, eq=False)
 class Alone(ir.Stmt):
     which: str  # the "last" group, or the one whose tile would be the "next"
     body: tuple[ir.Stmt, ...]
 
 
-@dataclass(frozen=True, eq=False)
 class Unrolled(ir.Stmt):
     var: ir.Var
     extent: int
     body: tuple[ir.Stmt, ...]
 
 
-@dataclass(frozen=True, eq=False)
 class At(ir.Stmt):
     var: ir.Var
     value: ir.Expr  # for which the variable stands in the body
     body: tuple[ir.Stmt, ...]
 
 
-@dataclass(frozen=True, eq=False)
 class Chunks(ir.Stmt):
     columns: int
     body: tuple[ir.Stmt, ...]
 
 
-@dataclass(frozen=True, eq=False)
 class One(ir.Stmt):
     body: tuple[ir.Stmt, ...]
 
 
-@dataclass(frozen=True, eq=False)
 class Commit(ir.Stmt):
     """The copies since the last one become a group, which Retire("copy", n) counts."""
 
 
-@dataclass(frozen=True, eq=False)
 class Land(ir.Stmt):
     """What a copy that is not asynchronous loaded into registers goes to shared memory."""
 
@@ -172,14 +152,12 @@ class Land(ir.Stmt):
     index: ir.Expr
 
 
-@dataclass(frozen=True, eq=False)
 class Operands(ir.Stmt):
     op: ir.Gemm
     step: int
     index: ir.Expr | None  # without: zeros
 
 
-@dataclass(frozen=True, eq=False)
 class Multiply(ir.Stmt):
     op: ir.Gemm
     step: int

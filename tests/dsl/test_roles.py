@@ -18,7 +18,7 @@ from tileops_dsl.layouts import Linear
 from tileops_dsl.passes import run_passes
 from tileops_dsl.passes.meaning import ways
 from tileops_dsl.passes.simulate import Fault, simulate
-from tileops_dsl.schedule import Advance, Await, Fence, Retire, Signal, Sync, Turn, Unrolled
+from tileops_dsl.schedule import Advance, Await, Fence, Meet, Retire, Signal, Sync, Unrolled
 from tileops_dsl.targets import TARGETS
 
 verify = importlib.import_module("tileops_dsl.passes.verify")  # the package has a function of that name
@@ -193,7 +193,7 @@ def test_corrupted(name):
 
 # ---- the simulation
 
-ORDERING = (Advance, Await, Fence, Retire, Signal, Sync, Turn)
+ORDERING = (Advance, Await, Fence, Meet, Retire, Signal, Sync)
 
 
 def is_noticed(kernel: ir.Kernel) -> bool:
@@ -234,7 +234,7 @@ def test_nothing_that_orders_is_too_much(kernel, role):
 
 def test_turns_are_needed():
     """Without all of them a group takes the end of the other's round for that of its own."""
-    assert is_noticed(edited(alternating(), lambda s: None if isinstance(s, Turn) else s))
+    assert is_noticed(edited(alternating(), lambda s: None if isinstance(s, Meet) else s))
 
 
 @pytest.mark.parametrize("name, change", [

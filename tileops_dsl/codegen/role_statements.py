@@ -10,7 +10,7 @@ from tileops_dsl.codegen.element_loops import chunks, parallel, reduce
 from tileops_dsl.codegen.moves import copy, issue_copy
 from tileops_dsl.codegen.writer import Writer
 from tileops_dsl.instruction_layouts import Operand, Swizzle
-from tileops_dsl.schedule import Advance, Alone, At, Await, Chunks, Fence, Issue, One, Retire, Signal, Sync, Turn, Unrolled
+from tileops_dsl.schedule import Advance, Alone, At, Await, Chunks, Fence, Issue, Meet, One, Retire, Signal, Sync, Unrolled
 
 SWIZZLES = {Swizzle.B128: "k128", Swizzle.B64: "k64", Swizzle.B32: "k32"}
 
@@ -147,13 +147,8 @@ def _alone(w: Writer, stmt: Alone) -> None:
         body(w, stmt.body)
 
 
-def _turn(w: Writer, stmt: Turn) -> None:
-    """Barriers behind the groups' own: a group waits at one of its own, and arrives at the other's."""
-    first, last = w.role.groups
-    if stmt.takes:
-        w.line(f"named_barrier_sync(group + 2, 256, {w.site(stmt)});")
-    else:
-        w.line(f"named_barrier_arrive({first + last + 2} - group, 256, {w.site(stmt)});")
+def _meet(w: Writer, stmt: Meet) -> None:
+    w.line(f"named_barrier_{'sync' if stmt.waits else 'arrive'}({w.number(stmt.number)}, 256, {w.site(stmt)});")
 
 
 def _advance(w: Writer, stmt: Advance) -> None:
@@ -277,11 +272,11 @@ STATEMENTS = {
     Chunks: chunks,
     Fence: lambda w, stmt: w.line(f"fence_async_shared({w.site(stmt)});"),
     Issue: lambda w, stmt: (_product if isinstance(stmt.op, ir.Gemm) else issue_copy)(w, stmt),
+    Meet: _meet,
     One: _one,
     Retire: _retire,
     Signal: _signal,
     Sync: lambda w, stmt: w.line(f"named_barrier_sync(group, 128, {w.site(stmt)});"),
-    Turn: _turn,
     Unrolled: _unrolled,
     ir.Copy: copy,
     ir.Fill: fill,

@@ -15,7 +15,7 @@ from tileops_dsl.errors import TileError
 from tileops_dsl.passes.products import ZERO, Products, at_least_once
 from tileops_dsl.passes.stores import anew, chunked, exchanged, last_wait, plain, stored, unrolled, uses
 from tileops_dsl.plan import is_load, is_store, ring_of, tile_loop
-from tileops_dsl.schedule import Advance, Alone, Await, Chunks, Issue, Ring, Role, Signal, Turn
+from tileops_dsl.schedule import Advance, Alone, Await, Chunks, Issue, Meet, Ring, Role, Signal
 from tileops_dsl.targets import Target
 
 
@@ -123,8 +123,13 @@ def _consume(kernel: ir.Kernel, role: Role) -> Role:
 
 
 def _in_turns(body: list[ir.Stmt], where: ir.Location):
-    """The product loops; before all tiles the last group gives the first its first turn; behind them one is left over."""
-    take, give = Turn(where, True), Turn(where, False)
+    """The product loops: a group waits for its turn and gives the other one's.
+
+    Before all tiles the last group gives the first its first turn; behind them one is left over.
+    """
+    group = ir.Var("int32", "group")  # 1 or 2, which are the groups' own barriers
+    take = Meet(where, ir.Call("int32", "add", (group, ir.Const("int32", 2))), True)
+    give = Meet(where, ir.Call("int32", "sub", (ir.Const("int32", 5), group)), False)
     turns = [s for stmt in body for s in ((take, stmt, give) if isinstance(stmt, ir.Pipelined) else (stmt,))]
     skips = [stmt for stmt in body if isinstance(stmt, Advance)]
     return (Alone(where, "last", (give, *skips)),), turns, (Alone(where, "next", (take,)),)

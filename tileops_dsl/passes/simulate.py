@@ -287,12 +287,10 @@ class Agent:
             tile.unfenced = {part: by for part, by in tile.unfenced.items() if by != mine}
 
     def on_meet(self, event: Event):
-        opens = self.meet(0, f"edge {event.stmt.number}", 4)
+        which = event.stmt.number
+        which = number(which, {"group": self.role.groups[0] + self.copy}) if isinstance(which, ir.Expr) else which
+        opens = self.meet(0, f"edge {which}", 4)
         return opens if event.stmt.waits else None
-
-    def on_turn(self, event: Event):
-        opens = self.meet(self.copy if event.stmt.takes else 1 - self.copy, "turn", 4)
-        return opens if event.stmt.takes else None
 
     def on_advance(self, event: Event):
         ring, steps = event.stmt.ring, event.stmt.steps

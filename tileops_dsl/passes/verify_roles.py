@@ -10,7 +10,7 @@ from tileops_dsl.instruction_layouts import SharedTile
 from tileops_dsl.passes.meaning import Run, events, meaning, number, numbers, views_of, ways
 from tileops_dsl.passes.roles import only
 from tileops_dsl.passes.simulate import Fault, simulate
-from tileops_dsl.schedule import Advance, Await, Fence, Meet, Retire, Signal, Sync, Turn, op_of
+from tileops_dsl.schedule import Advance, Await, Fence, Meet, Retire, Signal, Sync, op_of
 from tileops_dsl.targets import Target
 
 ORDERS = 3  # one for each haste of what is in flight
@@ -51,7 +51,7 @@ def schedule(kernel: ir.Kernel, target: Target) -> None:
 
 def _done(body, run: Run) -> dict:
     """What is done to each tile, in order; and all loads."""
-    quiet, done = (Advance, Await, Fence, Meet, Retire, Signal, Sync, Turn, ir.Alloc, ir.Wait), defaultdict(list)
+    quiet, done = (Advance, Await, Fence, Meet, Retire, Signal, Sync, ir.Alloc, ir.Wait), defaultdict(list)
     tiles: dict[int, set] = {}  # by the id of a statement
     for event in (e for e in events(body, run) if not isinstance(e.stmt, quiet)):
         load = plan.is_load(event.op)
