@@ -105,7 +105,7 @@ def test_queries_wait_for_what_is_stored_over_them(found):
 
 
 def test_products_are_waited_for(found):
-    assert [(line(stmt), pending) for stmt, pending, _ in found.retires] == [
+    assert [(line(stmt), pending) for stmt, (pending, _) in found.retires.items()] == [
         (69, 0), (79, 0), (100, 0), (106, 1), (69, 1), (79, 1), (116, 0), (116, 0),
     ]  # fmt: skip
 

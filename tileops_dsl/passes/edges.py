@@ -55,51 +55,43 @@ class Refill:
     stored: bool  # stores that read the box are waited for in front of it
 
 
-@dataclass
-class Edges:
-    ready: list[Ready]
-    refills: list[Refill]
-    # Before a statement, all but so many products are waited for, after which these are finished.
-    retires: list[tuple[ir.Stmt, int, tuple[ir.Gemm, ...]]]
-    full: dict[ir.Copy, list[ir.Stmt]]  # of a load, the statements that wait for it
-    fences: list[ir.Stmt]  # behind which a group's threads fence what they wrote
-    exchanges: list[ir.Stmt]  # behind which, and behind the fence, they meet
-    stored: list[ir.Stmt]  # stores that are waited for at once: others than their own group's loads overwrite what they read
-
-
-def find(kernel: ir.Kernel) -> Edges:
+def find(kernel: ir.Kernel) -> "Edges":
     for loop in (s for s in ir.walk(kernel.body) if isinstance(s, ir.Pipelined) and (s.num_stages > 1 or s.pending)):
         raise TileError("stages of a loop with T.ws: a box has one so far", "num_stages=1", loop.location)
-    outer = [s for s in ir.walk(kernel.body) if isinstance(s, ir.If | ir.Pipelined)]
-    switches = [s for s in outer if isinstance(s, ir.If)]
-    run = Run(numbers(kernel, ways(kernel)[0], ITERATIONS), switches={s.condition: True for s in switches})
-    program = _Program(len(kernel.roles))
+    found, outer = Edges(len(kernel.roles)), [s for s in ir.walk(kernel.body) if isinstance(s, ir.If | ir.Pipelined)]
     for stmt in outer:
         for inner in ir.walk(stmt.body):
-            program.around[id(inner)] = (*program.around.get(id(inner), ()), stmt)
+            found.around[id(inner)] = (*found.around.get(id(inner), ()), stmt)
+    switches = {stmt.condition: True for stmt in outer if isinstance(stmt, ir.If)}
+    run = Run(numbers(kernel, ways(kernel)[0], ITERATIONS), switches=switches)
     for on in events(kernel.body, replace(run, whole=(ir.On,))):
         for group in on.stmt.groups if isinstance(on.stmt, ir.On) else ():
             for event in events(on.stmt.body, run, on.values):
                 if not isinstance(event.stmt, ir.Alloc):
-                    program.step(group, event)
-    retires = [(stmt, pending, tuple(of)) for stmt, (pending, of) in program.retires.items()]
-    ready, refills = _ready(program.ready), _refills(program)
-    return Edges(ready, refills, retires, program.full, *map(list, (program.fences, program.exchanges, program.stored)))
+                    found.step(group, event)
+    found.ready, found.refills = _ready(found.waits), _refills(found)
+    return found
 
 
-class _Program:
+class Edges:
+    """What is found while the program runs; dicts without values are ordered sets."""
+
     def __init__(self, groups: int):
+        self.ready: list[Ready] = []
+        self.refills: list[Refill] = []
+        # In front of a statement, all but so many products are waited for, after which these are finished.
+        self.retires: dict[ir.Stmt, tuple[int, dict[ir.Gemm, None]]] = {}
+        self.full: dict[ir.Copy, list[ir.Stmt]] = {}  # of a load, the statements that wait for it
+        self.fences: dict[ir.Stmt, None] = {}  # behind which a group's threads fence what they wrote
+        self.exchanges: dict[ir.Stmt, None] = {}  # behind which, and behind the fence, they meet
+        self.stored: dict[ir.Stmt, None] = {}  # waited for at once: others than its own group's loads overwrite what it reads
+
         self.around: dict[int, tuple[ir.If | ir.Pipelined, ...]] = {}  # by the id of a statement, outermost first
         self.steps: list[list[Step]] = [[] for _ in range(groups)]
         self.flying: list[list[Step]] = [[] for _ in range(groups)]  # products, oldest first
         self.writer: dict[tuple, Step] = {}
         self.readers: dict[tuple, list[Step]] = {}
-        self.ready: dict[tuple, tuple[Step, Step]] = {}  # by their statements: the first time
-        self.retires: dict[ir.Stmt, tuple[int, dict[ir.Gemm, None]]] = {}
-        self.full: dict[ir.Copy, list[ir.Stmt]] = {}
-        self.fences: dict[ir.Stmt, None] = {}
-        self.exchanges: dict[ir.Stmt, None] = {}
-        self.stored: dict[ir.Stmt, None] = {}
+        self.waits: dict[tuple, tuple[Step, Step]] = {}  # of a group for another: by their statements, the first time
 
     def step(self, group: int, event: Event) -> None:
         own = self.steps[group]
@@ -173,7 +165,7 @@ class _Program:
                 second.clock[group] = max(second.clock.get(group, 0), reached)
             second.met = second.index
             ends = self.level(others[told - 1], second), self.level(second, first)
-            self.ready.setdefault(ends, (others[told - 1], second))
+            self.waits.setdefault(ends, (others[told - 1], second))
 
     def met(self, step: Step, other: Step) -> bool:
         """Whether one thread of a group knows that the others are done with what they accessed themselves."""
@@ -236,35 +228,35 @@ def _adjacent(step: Step, other: Step) -> bool:
     return step.group == other.group and step.index + 1 == other.index
 
 
-def _refills(program: _Program) -> list[Refill]:
+def _refills(found: Edges) -> list[Refill]:
     """Each load at its first step; of the first iteration of a loop, outside of that loop."""
-    found: dict[ir.Copy, dict[tuple, Refill]] = {}
-    for own in program.steps:
+    places: dict[ir.Copy, dict[tuple, Refill]] = {}
+    for own in found.steps:
         for load in (step for step in own if is_load(step.event.op)):
-            at = _first(program, load) if load.after else None
+            at = _first(found, load) if load.after else None
             ahead = [n for n, v in load.event.values.items() if at and at.event.values.get(n, v) != v]
             stored = any(is_store(step.event.op) and _own_load(step, load) for step in load.after)
             refill = Refill(load.event.stmt, at and at.event.stmt, *ahead or [None], load.group, stored)
-            found.setdefault(refill.load, {})[refill.at, refill.ahead] = refill
-    own_place = {load: [r for r in at.values() if r.at is load] for load, at in found.items()}
-    return [refill for load, at in found.items() for refill in own_place[load] or at.values()]
+            places.setdefault(refill.load, {})[refill.at, refill.ahead] = refill
+    own_place = {load: [r for r in at.values() if r.at is load] for load, at in places.items()}
+    return [refill for load, at in places.items() for refill in own_place[load] or at.values()]
 
 
-def _first(program: _Program, load: Step) -> Step:
+def _first(found: Edges, load: Step) -> Step:
     """The step in front of which the load is issued: not early where stores that read the box are to be waited for."""
-    own, values = program.steps[load.group], load.event.values
+    own, values = found.steps[load.group], load.event.values
     begin = load.index if any(is_store(step.event.op) and _own_load(step, load) for step in load.after) else 0
     end = min((step.index for step in load.awaited if step.group == load.group), default=len(own) - 1)
-    for step in (step for step in own[begin : end + 1] if not program.conditions(step.event.stmt)):
+    for step in (step for step in own[begin : end + 1] if not found.conditions(step.event.stmt)):
         then = step.event.values
         outside = then.keys() < values.keys() or then == values or list(then.items())[:-1] == list(values.items())[:-1]
-        if outside and all(_knows(step, other) and program.met(step, other) for other in load.after):
+        if outside and all(_knows(step, other) and found.met(step, other) for other in load.after):
             return step
     unmet = [
-        o.event.stmt for o in load.after if o.group == load.group and _by_threads(o) and o.event.stmt not in program.exchanges
+        o.event.stmt for o in load.after if o.group == load.group and _by_threads(o) and o.event.stmt not in found.exchanges
     ]
     if unmet:  # no other barrier will do: the group's threads meet behind their accesses
-        program.exchanges |= dict.fromkeys(unmet)
-        return _first(program, load)
+        found.exchanges |= dict.fromkeys(unmet)
+        return _first(found, load)
     problem = f"group {load.group} cannot know when what {load.event.op.dst.name} holds has been read"
     raise TileError(problem, "T.wait behind the product that reads it last", load.event.op.location)

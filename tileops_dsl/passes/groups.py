@@ -52,8 +52,8 @@ class _Group:
     def in_front(self, stmt: ir.Stmt) -> list[ir.Stmt]:
         where, ready = stmt.location, enumerate(self.found.ready, 1)
         out = [Meet(where, number, True) for number, r in ready if same(r.second, stmt) and r.groups[1] == self.group]
-        for pending, of in (retire for waits, *retire in self.found.retires if same(waits, stmt)):
-            out.append(Retire(where, "product", pending, (), of))
+        retires = (retire for waits, retire in self.found.retires.items() if same(waits, stmt))
+        out += [Retire(where, "product", pending, (), tuple(of)) for pending, of in retires]
         out += [self.refill(refill) for refill in self.refills if refill.at and same(refill.at, stmt)]
         for load, waiting in self.found.full.items():
             names = [(f"{root.name}_full", ir.Const("int32", n)) for root, n in boxes(load.dst)]
