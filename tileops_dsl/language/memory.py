@@ -5,7 +5,7 @@ import re
 from dataclasses import replace
 
 from tileops_dsl import ir
-from tileops_dsl.errors import TileError
+from tileops_dsl.errors import TileError, require
 from tileops_dsl.language.builder import builder, here
 from tileops_dsl.language.scalar import Value, convert, to_expr
 
@@ -24,8 +24,7 @@ class TensorArg:
     @property
     def given(self) -> Value:
         """Whether an optional tensor (of dtype "any", or marked so) was passed."""
-        if not self.tensor.flag:
-            raise TileError(f"{self.tensor.name} is always given", 'T.Tensor(dims, "any") for an optional tensor', here())
+        require(self.tensor.flag, f"{self.tensor.name} is always given", 'T.Tensor(dims, "any") for an optional tensor', here())
         return Value(self.tensor.given)
 
     def __getitem__(self, origin) -> "Place":
@@ -45,9 +44,8 @@ class Place(Value):
     @property
     def expr(self) -> ir.Element:
         tensor = self.region.tensor
-        if tensor.dtype not in ir.INTS:
-            problem = f"{self.region} is {tensor.dtype}; only an integer is read as a number that all threads share"
-            raise TileError(problem, "T.copy into a fragment", here())
+        problem = f"{self.region} is {tensor.dtype}; only an integer is read as a number that all threads share"
+        require(tensor.dtype in ir.INTS, problem, "T.copy into a fragment", here())
         return ir.Element(tensor.dtype, tensor, self.region.origin)
 
 
@@ -58,9 +56,8 @@ class Token:
         b = builder()
         b.emit(stmt)
         self.stmt, self.groups = stmt, b.groups
-        if not b.groups:
-            word = "tma_copy" if isinstance(stmt, ir.Copy) else "wgmma_gemm"
-            raise TileError(f"T.{word} outside T.ws", f"T.{word.split('_')[1]}, or `with T.ws(0):`", stmt.location)
+        word = "tma_copy" if isinstance(stmt, ir.Copy) else "wgmma_gemm"
+        require(b.groups, f"T.{word} outside T.ws", f"T.{word.split('_')[1]}, or `with T.ws(0):`", stmt.location)
 
 
 def wait(token: Token, *, pending: int = 0) -> None:
@@ -76,9 +73,8 @@ def wait(token: Token, *, pending: int = 0) -> None:
 
 def _indices(name: str, dims: tuple, indices) -> tuple[ir.Expr, ...]:
     indices = indices if isinstance(indices, tuple) else (indices,)
-    if len(indices) != len(dims):
-        problem = f"{name} has {len(dims)} dimensions and is given {len(indices)} indices"
-        raise TileError(problem, f"one index for each of {', '.join(map(str, dims))}", here())
+    problem = f"{name} has {len(dims)} dimensions and is given {len(indices)} indices"
+    require(len(indices) == len(dims), problem, f"one index for each of {', '.join(map(str, dims))}", here())
     return tuple(map(to_expr, indices))
 
 
@@ -141,10 +137,8 @@ def _alloc(scope: str, shape: tuple[int, ...], dtype: str, box=None, alias=None)
     b, where = builder(), here()
     kind, dtypes = ("tile", ir.FLOATS) if scope == "shared" else ("fragment", (*ir.FLOATS, "int32"))
     written = re.match(rf"(\w+(?:, \w+)*) = \(?T\.alloc_{scope}\(", where.text)
-    if not written:
-        raise TileError(f"the {kind} gets its name from the line that allocates it", f"name = T.alloc_{scope}(...)", where)
-    if dtype not in dtypes:
-        raise TileError(f"a {kind} of {dtype!r}", f"one of {', '.join(dtypes)}", where)
+    require(written, f"the {kind} gets its name from the line that allocates it", f"name = T.alloc_{scope}(...)", where)
+    require(dtype in dtypes, f"a {kind} of {dtype!r}", f"one of {', '.join(dtypes)}", where)
     names, shape = written[1].split(", "), tuple(map(operator.index, shape))
     name = b.declare(names[list(b.names.values()).count(where) % len(names)])  # several are taken in the line's order
     if alias and (not isinstance(alias, ir.View) or (alias.scope, alias.dtype, alias.shape) != ("shared", dtype, shape)):
@@ -200,8 +194,7 @@ def _copy(src, dst, fill, absent, eviction_policy: str, multicast: bool) -> ir.C
     if multicast and kinds != ("global", "shared"):
         raise TileError("only a load into shared memory is multicast", "the copy without multicast", where)
     policies = ["evict_first", "evict_normal", *["evict_last"] * (kinds == ("global", "shared"))]
-    if eviction_policy not in policies:
-        raise TileError(f"eviction_policy is {eviction_policy!r}", f"one of {', '.join(policies)}", where)
+    require(eviction_policy in policies, f"eviction_policy is {eviction_policy!r}", f"one of {', '.join(policies)}", where)
     stmt = ir.Copy(where, *ends, None, None, None if eviction_policy == "evict_normal" else eviction_policy, multicast)
     if stmt.region:
         _check_tensor(stmt)
@@ -224,9 +217,8 @@ def _check_tensor(stmt: ir.Copy) -> None:
     if tensor.dtype != tile.dtype and not converts:
         problem = f"{tile.name} is {tile.dtype} and {tensor.name} is {tensor.dtype}; a copy does not convert"
         raise TileError(problem, "a fragment of the tensor's dtype, and T.cast in T.Parallel", stmt.location)
-    if len(tile.shape) > len(tensor.dims):
-        problem = f"{tile.name} has {len(tile.shape)} dimensions and {tensor.name} {len(tensor.dims)}"
-        raise TileError(problem, "a fragment of the tensor's last dimensions", stmt.location)
+    problem = f"{tile.name} has {len(tile.shape)} dimensions and {tensor.name} {len(tensor.dims)}"
+    require(len(tile.shape) <= len(tensor.dims), problem, "a fragment of the tensor's last dimensions", stmt.location)
     if stmt.eviction and (tensor.dtype == "any" or (tile is stmt.src and tile.scope == "shared")):
         what = f'{tensor.name} is of dtype "any"; its copy' if tensor.dtype == "any" else "a store of shared memory"
         raise TileError(f"{what} has no eviction_policy", "the copy without it", stmt.location)
@@ -235,17 +227,13 @@ def _check_tensor(stmt: ir.Copy) -> None:
 def _check_values(stmt: ir.Copy, kinds: tuple[str, str], fill, absent) -> None:
     """What is read outside a tensor, and in place of one."""
     loads = kinds == ("global", "fragment")
-    if loads and fill is None:
-        problem = "a copy from global memory says what lies outside the tensor"
-        raise TileError(problem, "T.copy(x[i, j], tile, fill=0.0)", stmt.location)
-    if not loads and fill is not None:
-        into_shared = kinds == ("global", "shared")
-        problem = "what lies outside the tensor is 0 in shared memory" if into_shared else "a store fills nothing"
-        raise TileError(problem, "the copy without fill", stmt.location)
+    problem = "a copy from global memory says what lies outside the tensor"
+    require(not loads or fill is not None, problem, "T.copy(x[i, j], tile, fill=0.0)", stmt.location)
+    into_shared = kinds == ("global", "shared")
+    problem = "what lies outside the tensor is 0 in shared memory" if into_shared else "a store fills nothing"
+    require(loads or fill is None, problem, "the copy without fill", stmt.location)
     optional = kinds[0] == "global" and stmt.src.tensor.dtype == "any"
     name = stmt.region.tensor.name if stmt.region else stmt.src.name
-    if optional and absent is None:
-        problem = f"{name} is optional; its copy says what is read where it was not passed"
-        raise TileError(problem, "T.copy(x[i], tile, fill=0.0, absent=1.0)", stmt.location)
-    if absent is not None and not optional:
-        raise TileError(f"{name} is always given", "the copy without absent", stmt.location)
+    problem = f"{name} is optional; its copy says what is read where it was not passed"
+    require(not optional or absent is not None, problem, "T.copy(x[i], tile, fill=0.0, absent=1.0)", stmt.location)
+    require(absent is None or optional, f"{name} is always given", "the copy without absent", stmt.location)

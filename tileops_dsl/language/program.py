@@ -5,7 +5,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from tileops_dsl import ir
-from tileops_dsl.errors import TileError
+from tileops_dsl.errors import TileError, require
 from tileops_dsl.language.builder import RESERVED_PERSISTENT, builder, here, location, recording
 from tileops_dsl.language.memory import TensorArg
 from tileops_dsl.language.scalar import Value, to_expr
@@ -54,10 +54,8 @@ def Kernel(*grid, threads: int, cluster: tuple[int, int] = (1, 1)):
     A `cluster` takes so many neighbouring tiles of each direction at a time.
     """
     b, where = builder(), here()
-    if b.kernel is not None:
-        raise TileError("a second T.Kernel in one program", "one program for each kernel", where)
-    if threads % 32 or not 32 <= threads <= 1024:
-        raise TileError(f"{threads} threads", "a multiple of 32, at most 1024", where)
+    require(b.kernel is None, "a second T.Kernel in one program", "one program for each kernel", where)
+    require(threads % 32 == 0 and 32 <= threads <= 1024, f"{threads} threads", "a multiple of 32, at most 1024", where)
     if cluster != (1, 1) and (grid or cluster[1] != 1 or not 1 <= cluster[0] <= 8):
         raise TileError(f"a cluster of {cluster}", "cluster=(n, 1) with n <= 8, in a kernel without a grid", where)
     if not grid:
@@ -88,8 +86,7 @@ def prim_func(function) -> ir.Kernel:
     where = location(inspect.getsourcefile(function), function.__code__.co_firstlineno)
     specs = inspect.get_annotations(function)
     for name, spec in specs.items():
-        if not isinstance(spec, Tensor | Scalar):
-            raise TileError(f"parameter {name} is {spec!r}", "T.Tensor(...) or T.Scalar(...)", where)
+        require(isinstance(spec, Tensor | Scalar), f"parameter {name} is {spec!r}", "T.Tensor(...) or T.Scalar(...)", where)
     of_tensors = {name: spec for name, spec in specs.items() if isinstance(spec, Tensor)}
     shapes = {name: tuple(map(to_expr, t.dims)) for name, t in of_tensors.items()}
     tensors = {name: ir.Tensor(name, shapes[name], t.dtype, t.vector, t.optional) for name, t in of_tensors.items()}
@@ -100,10 +97,8 @@ def prim_func(function) -> ir.Kernel:
         for name in (*(dim.name for dim in dims), *specs):
             b.declare(name, reserved=name not in tensors)
         function(*(TensorArg(tensors[name]) if name in tensors else Value(scalars[name]) for name in specs))
-    if b.kernel is None:
-        raise TileError("the program has no T.Kernel", "with T.Kernel(blocks, threads=n) as block: ...", where)
-    if len(b.bodies) != 1:
-        raise TileError("a loop was left by break or return", "T.If in the loop", where)
+    require(b.kernel is not None, "the program has no T.Kernel", "with T.Kernel(blocks, threads=n) as block: ...", where)
+    require(len(b.bodies) == 1, "a loop was left by break or return", "T.If in the loop", where)
     parameters = tuple(tensors.values()), dims, tuple(scalars.values())
     below = {name: specs[name].below for name in scalars if specs[name].below}
     return ir.Kernel(function.__name__, *parameters, body=tuple(b.bodies[0]), below=below, **b.kernel)

@@ -5,7 +5,7 @@ import operator
 from contextlib import contextmanager
 
 from tileops_dsl import ir
-from tileops_dsl.errors import TileError
+from tileops_dsl.errors import TileError, require
 from tileops_dsl.language.builder import builder, here
 from tileops_dsl.language.memory import Fragment, Token, is_cut
 from tileops_dsl.language.scalar import Value, to_expr
@@ -19,8 +19,7 @@ __all__ = [
 def Parallel(*extents: int):
     """for i, j in T.Parallel(rows, cols): element-wise assignments, spread over the threads by the fragments' layouts."""
     b, where = builder(), here()
-    if b.in_parallel:
-        raise TileError("T.Parallel inside T.Parallel", "one loop with all extents: for i, j in T.Parallel(m, n)", where)
+    require(not b.in_parallel, "T.Parallel inside T.Parallel", "one loop with all extents: for i, j in T.Parallel(m, n)", where)
     extents = tuple(map(operator.index, extents))
     names = b.loop_vars(where, len(extents))
     b.open()
@@ -84,8 +83,7 @@ def Persistent(extents: tuple, *, group_size: int = 1, alternate: bool = False, 
 def If(condition):
     """with T.If(condition): statements that run where the condition, the same for all threads, holds."""
     b, where, condition = builder(), here(), to_expr(condition)
-    if condition.dtype != "bool":
-        raise TileError(f"{condition} is not a condition", "a comparison, such as n > 0", where)
+    require(condition.dtype == "bool", f"{condition} is not a condition", "a comparison, such as n > 0", where)
     b.open()
     yield
     body = b.close()
@@ -169,10 +167,8 @@ def gemm(
 
     a lies in shared memory or in a fragment. `stage=1`: the product runs in the next iteration, behind that one's products.
     """
-    if builder().groups:
-        raise TileError("T.gemm divides its rows among all groups", "T.wgmma_gemm in T.ws", here())
-    if stage not in (0, 1):
-        raise TileError(f"a product of stage {stage}", "stage=0, or stage=1 for one that runs an iteration later", here())
+    require(not builder().groups, "T.gemm divides its rows among all groups", "T.wgmma_gemm in T.ws", here())
+    require(stage in (0, 1), f"a product of stage {stage}", "stage=0, or stage=1 for one that runs an iteration later", here())
     builder().emit(_product(a, b, c, transpose_A, transpose_B, policy, clear_accum, stage))
 
 
@@ -184,9 +180,8 @@ def wgmma_gemm(a: Fragment, b: Fragment, c: Fragment, *, transpose_A=False, tran
 def _product(a, b, c, transpose_A, transpose_B, policy, clear_accum, stage) -> ir.Gemm:
     where = here()
     (m, k), (k_b, n) = (a.shape[::-1] if transpose_A else a.shape), (b.shape[::-1] if transpose_B else b.shape)
-    if k != k_b or c.shape != (m, n):
-        problem = f"a product of {[m, k]} and {[k_b, n]} into {list(c.shape)}"
-        raise TileError(problem, "a [M, K], b [K, N] (or transposed) and c [M, N]", where)
+    problem = f"a product of {[m, k]} and {[k_b, n]} into {list(c.shape)}"
+    require(k == k_b and c.shape == (m, n), problem, "a [M, K], b [K, N] (or transposed) and c [M, N]", where)
     in_registers = a.buffer.scope == "fragment"
     if b.buffer.scope != "shared" or any(is_cut(t.buffer) for t in (a, b, c)) or (in_registers and transpose_A):
         problem = "a product takes b from shared memory and a from there or from a whole fragment, as it lies"

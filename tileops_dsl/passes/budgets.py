@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from tileops_dsl import ir
-from tileops_dsl.errors import TileError
+from tileops_dsl.errors import TileError, require
 from tileops_dsl.plan import consumers, live_words, threads
 from tileops_dsl.targets import Target
 
@@ -14,9 +14,8 @@ PRODUCT = 26  # that an instruction needs beside its accumulators, of those that
 def whole_share(kernel: ir.Kernel, target: Target) -> ir.Kernel:
     """Of groups that T.ws names, each keeps what it starts with."""
     have, needed = min(target.registers_per_cta // kernel.threads, target.registers_per_thread), live_words(kernel) + WORDS
-    if needed > have:
-        problem = f"fragments and addresses need {needed} registers a thread, which has {have}"
-        raise TileError(problem, "a smaller tile", kernel.location)
+    problem = f"fragments and addresses need {needed} registers a thread, which has {have}"
+    require(needed <= have, problem, "a smaller tile", kernel.location)
     return replace(kernel, roles=tuple(replace(role, registers=have) for role in kernel.roles))
 
 
@@ -33,8 +32,7 @@ def budget_registers(kernel: ir.Kernel, target: Target) -> ir.Kernel:
     if widest // 2 + PRODUCT > start:
         problem = f"a product of {widest} columns, and each thread starts with {start} registers"
         raise TileError(problem, f"at most {2 * (start - PRODUCT)} columns, or fewer threads", kernel.location)
-    if needed > consumer:
-        problem = f"fragments and addresses need {needed} registers a thread, and {consumer} are left"
-        raise TileError(problem, "a smaller tile", kernel.location)
+    problem = f"fragments and addresses need {needed} registers a thread, and {consumer} are left"
+    require(needed <= consumer, problem, "a smaller tile", kernel.location)
     roles = tuple(replace(r, registers=consumer if r.warp is None else producer) for r in kernel.roles)
     return replace(kernel, roles=roles)

@@ -9,7 +9,7 @@ the second: it is issued at the first step at which its group knows that all ear
 from dataclasses import dataclass, field, replace
 
 from tileops_dsl import ir
-from tileops_dsl.errors import TileError
+from tileops_dsl.errors import TileError, require
 from tileops_dsl.passes.meaning import Event, Run, events, numbers, ways
 from tileops_dsl.plan import accesses, boxes, is_load, is_store
 
@@ -184,9 +184,8 @@ class Edges:
     def check_conditions(self, first: Step, second: Step) -> None:
         """Both ends of an edge happen, or none."""
         ways = ([switch.condition for switch in self.conditions(step.event.stmt)] for step in (first, second))
-        if next(ways) != next(ways):
-            problem = f"{second.event.op.location} waits for this, and one of them depends on a condition"
-            raise TileError(problem, "both under one T.If, or none", first.event.op.location)
+        problem = f"{second.event.op.location} waits for this, and one of them depends on a condition"
+        require(next(ways) == next(ways), problem, "both under one T.If, or none", first.event.op.location)
 
 
 def _shared(tiles: list[ir.Tile]) -> set[tuple[ir.Buffer, int]]:

@@ -11,7 +11,7 @@ for the round before would take that one's phase for its own.
 from dataclasses import replace
 
 from tileops_dsl import ir
-from tileops_dsl.errors import TileError
+from tileops_dsl.errors import TileError, require
 from tileops_dsl.passes.products import ZERO, Products, at_least_once
 from tileops_dsl.passes.stores import anew, chunked, exchanged, last_wait, plain, stored, unrolled, uses
 from tileops_dsl.plan import is_load, is_store, ring_of, tile_loop
@@ -98,8 +98,7 @@ def _loaded(kernel: ir.Kernel, body, index: ir.Var, where: ir.Location) -> list[
     """Each load, with what the first and the last one of its ring have besides."""
     out, rings = [], [ring_of(kernel, s.dst) if isinstance(s, ir.Copy) else None for s in body]
     for n, (stmt, ring) in enumerate(zip(body, rings, strict=True)):
-        if ring is None:
-            raise TileError("a load of the loop's tiles depends on a condition", "the copy outside T.If", stmt.location)
+        require(ring is not None, "a load of the loop's tiles depends on a condition", "the copy outside T.If", stmt.location)
         empty, full = Await(stmt.location, f"{ring.prefix}empty", index), Signal(stmt.location, f"{ring.prefix}full", "this")
         first, last = ring not in rings[:n], ring not in rings[n + 1 :]
         out.append([*[empty, full] * first, Issue(stmt.location, stmt, index), *[Advance(where, ring)] * last])

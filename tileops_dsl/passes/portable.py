@@ -17,7 +17,7 @@ threads themselves, and behind each wait for copies. That this orders all access
 from dataclasses import replace
 
 from tileops_dsl import ir
-from tileops_dsl.errors import TileError
+from tileops_dsl.errors import TileError, require
 from tileops_dsl.instruction_layouts import WarpAccumulators
 from tileops_dsl.passes.pipeline import check_loads, find_rings
 from tileops_dsl.passes.stores import chunked, constant_extent, plain
@@ -30,13 +30,11 @@ STEP = 16  # of K, in mma.m16n8k16
 
 
 def schedule(kernel: ir.Kernel, target: Target) -> ir.Kernel:
-    if kernel.ctas > 1:
-        problem = f"{target.name} has no clusters, and the kernel asks for one of {kernel.ctas} CTAs"
-        raise TileError(problem, "cluster=(1, 1), and copies without multicast", kernel.location)
+    problem = f"{target.name} has no clusters, and the kernel asks for one of {kernel.ctas} CTAs"
+    require(kernel.ctas <= 1, problem, "cluster=(1, 1), and copies without multicast", kernel.location)
     rings, role = tuple(find_rings(kernel)), consumers(kernel)
     (tiles,), gemms = role.body, [s for s in ir.walk(kernel.body) if isinstance(s, ir.Gemm)]
-    if len(gemms) != 1:
-        raise TileError(f"the kernel has {len(gemms)} products", "one T.gemm in one T.Pipelined loop", kernel.location)
+    require(len(gemms) == 1, f"the kernel has {len(gemms)} products", "one T.gemm in one T.Pipelined loop", kernel.location)
     columns = 8 * accumulators(kernel, gemms[0].c, gemms[0].location).across  # a block of each warp
     for copy in (s for s in ir.walk(kernel.body) if is_load(s) or is_store(s)):
         _check_copy(kernel, copy)
@@ -63,9 +61,8 @@ def _check_copy(kernel: ir.Kernel, copy: ir.Copy) -> None:
         problem = None if vector * ir.DTYPES[tile.dtype] == 16 or vector == 1 else f"{tensor.name} promises {vector} elements"
     except (ValueError, ZeroDivisionError):
         problem = f"{kernel.threads} threads do not divide the {list(tile.shape)} elements of {tile.name}"
-    if problem:
-        instead = "a vector of 16 bytes or of 1 element, and rows of a power of two of them, no more than threads"
-        raise TileError(problem, instead, copy.location)
+    instead = "a vector of 16 bytes or of 1 element, and rows of a power of two of them, no more than threads"
+    require(not problem, problem, instead, copy.location)
 
 
 def _product_loop(loop: ir.Pipelined, ring: Ring) -> list[ir.Stmt]:
@@ -74,10 +71,9 @@ def _product_loop(loop: ir.Pipelined, ring: Ring) -> list[ir.Stmt]:
     clear = ir.Call("bool", "eq", (loop.var, ir.Const("int32", 0)))
     steps, where = depth // STEP, gemm.location
     fits = depth and depth % (2 * STEP) == 0 and gemm.clear == clear and gemm.a.scope == "shared" and not gemm.stage
-    if not all(map(is_load, loads)) or ring.stages < 3 or not fits:
-        problem = f"the loop is not loads and a product of a multiple of {2 * STEP} of K, in 3 stages or more, cleared at first"
-        instead = f"T.copy(a..), T.copy(b..), T.gemm(.., clear_accum={loop.var} == 0) in T.Pipelined(.., num_stages=4)"
-        raise TileError(problem, instead, loop.location)
+    problem = f"the loop is not loads and a product of a multiple of {2 * STEP} of K, in 3 stages or more, cleared at first"
+    instead = f"T.copy(a..), T.copy(b..), T.gemm(.., clear_accum={loop.var} == 0) in T.Pipelined(.., num_stages=4)"
+    require(all(map(is_load, loads)) and ring.stages >= 3 and fits, problem, instead, loop.location)
     begin_first, land_first = _copies(loads, loop.var, AHEAD)
     begin, land = _copies(loads, loop.var, ir.Call("int32", "add", (loop.var, ir.Const("int32", ring.stages - 1))))
     wait = [Retire(where, "copy", ring.stages - 2)] if asynchronous(loads[0]) else []
@@ -132,9 +128,8 @@ def accumulators(kernel: ir.Kernel, tile: ir.Buffer, location: ir.Location) -> W
     (rows, columns), groups = gemm.c.shape, kernel.threads // GROUP
     shapes = [(groups * d, 4 // d) for d in (1, 2, 4)]
     fitting = [(m, n) for m, n in shapes if {rows / m, columns / n} <= {16, 32, 64, 128}]
-    if not fitting:
-        problem = f"{gemm.c.name} is {rows} x {columns} for {kernel.threads} threads"
-        raise TileError(problem, "16, 32, 64 or 128 rows and columns for each warp", gemm.location)
+    problem = f"{gemm.c.name} is {rows} x {columns} for {kernel.threads} threads"
+    require(fitting, problem, "16, 32, 64 or 128 rows and columns for each warp", gemm.location)
     down, across = min(fitting, key=lambda warps: rows // warps[0] + columns // warps[1])
     if tile.shape[0] != rows or tile.shape[1] % (8 * across):
         problem = f"{tile.name} is {list(tile.shape)} beside {gemm.c.name}, of {down} x {across} warps"

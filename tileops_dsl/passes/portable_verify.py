@@ -11,7 +11,7 @@ import itertools
 from collections import Counter, defaultdict
 
 from tileops_dsl import ir
-from tileops_dsl.errors import TileError
+from tileops_dsl.errors import TileError, require
 from tileops_dsl.passes.meaning import Event, Run, events, meaning, number, numbers, ways
 from tileops_dsl.passes.simulate import shared_reads, shared_writes
 from tileops_dsl.plan import asynchronous, is_load, ring_of
@@ -86,9 +86,8 @@ class _Course:
         by_element = "columns" if isinstance(op, ir.Parallel) and len(tile.shape) == 1 else "accumulators"
         how = "operands" if isinstance(op, ir.Gemm) else "lines" if getattr(op, "region", None) else by_element
         met = any(p == place and (w or writes) and h != how for p, w, h in self.touched)
-        if met or any(place in group for group in self.flying):
-            problem = f"barriers do not order what threads do with {tile.name} here"
-            raise TileError(problem, "portable.schedule", stmt.location)
+        problem = f"barriers do not order what threads do with {tile.name} here"
+        require(not met and not any(place in group for group in self.flying), problem, "portable.schedule", stmt.location)
         if isinstance(stmt, Issue):
             self.flying[-1].append(place)
         else:

@@ -10,7 +10,7 @@ import math
 from dataclasses import replace
 
 from tileops_dsl import ir
-from tileops_dsl.errors import TileError
+from tileops_dsl.errors import TileError, require
 from tileops_dsl.plan import named, ring_of
 from tileops_dsl.schedule import Advance, At, Await, Issue, Retire, Ring, Signal
 
@@ -62,10 +62,9 @@ class Products:
     def pipelined(self, loop: ir.Pipelined, alternate: bool) -> list[ir.Stmt]:
         """The loop, and what of it stands in front and behind."""
         self.loop, products = loop, [s for s in loop.body if isinstance(s, ir.Gemm)]
-        if (loop.pending or alternate) and list(loop.body) != products[:1]:
-            problem = "the loop has more than one product and the copies of its operands"
-            instead = "one T.gemm in T.Pipelined, everything else behind it; or no pending, no alternate"
-            raise TileError(problem, instead, loop.location)
+        problem = "the loop has more than one product and the copies of its operands"
+        instead = "one T.gemm in T.Pipelined, everything else behind it; or no pending, no alternate"
+        require(list(loop.body) == products[:1] or not (loop.pending or alternate), problem, instead, loop.location)
         late, where = _late(loop), products[0].location
         early = list(loop.body[: len(loop.body) - len(late)])
         once = dict.fromkeys(ring_of(self.kernel, tile) for s in products for tile in (s.a, s.b) if tile.scope == "shared")

@@ -9,7 +9,7 @@ each role. With T.ws roles are as written: one for each group, without a produce
 from dataclasses import replace
 
 from tileops_dsl import ir
-from tileops_dsl.errors import TileError
+from tileops_dsl.errors import TileError, require
 from tileops_dsl.plan import GROUP, accesses, feeds_itself, is_load
 from tileops_dsl.schedule import Role
 from tileops_dsl.targets import Target
@@ -25,8 +25,7 @@ def assign_roles(kernel: ir.Kernel, target: Target) -> ir.Kernel:
     if not target.warp_groups:  # all threads do the same
         return replace(kernel, roles=(Role("threads", (0,), None, only(kernel.body, lambda stmt: True)),))
     loads = set(map(id, _producer_copies(kernel)))
-    if not loads:
-        raise TileError("no T.Pipelined loop copies tiles for T.gemm", "T.copy(a[i, k], a_tile) in the loop", kernel.location)
+    require(loads, "no T.Pipelined loop copies tiles for T.gemm", "T.copy(a[i, k], a_tile) in the loop", kernel.location)
     (loading,) = only(kernel.body, lambda stmt: id(stmt) in loads)
     producer = Role("producer", (0,), 0, (replace(loading, alternate=False),))
     groups = tuple(range(1, kernel.threads // GROUP + 1))
@@ -87,9 +86,8 @@ def _check_kernel(kernel: ir.Kernel, target: Target) -> None:
     kinds = (ir.Pipelined, ir.If, ir.Copy, ir.Gemm, ir.Parallel, ir.Store)
     kinds += (ir.Fill, ir.Reduce) if target.warp_groups else ()
     for stmt in ir.walk(loops[0].body):
-        if not isinstance(stmt, kinds):
-            problem = f"T.{type(stmt).__name__.lower()} has no meaning in T.Persistent yet"
-            raise TileError(problem, "T.Parallel, T.gemm, T.copy", stmt.location)
+        problem = f"T.{type(stmt).__name__.lower()} has no meaning in T.Persistent yet"
+        require(isinstance(stmt, kinds), problem, "T.Parallel, T.gemm, T.copy", stmt.location)
 
 
 def _producer_copies(kernel: ir.Kernel) -> list[ir.Copy]:

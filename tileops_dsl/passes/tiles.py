@@ -8,7 +8,7 @@ an accumulator (16 bits: `place` of wgmma's A fragment is the same). A vector of
 from dataclasses import replace
 
 from tileops_dsl import ir
-from tileops_dsl.errors import TileError
+from tileops_dsl.errors import TileError, require
 from tileops_dsl.instruction_layouts import AccumulatorRows, SharedTile, Swizzle, WgmmaAccumulator
 from tileops_dsl.layouts import Linear
 from tileops_dsl.passes.portable import accumulators
@@ -63,9 +63,8 @@ def shared_tile(buffer: ir.Buffer, rows: int, location: ir.Location) -> SharedTi
     """With the widest swizzle that divides its rows."""
     row_bytes = buffer.shape[1] * ir.DTYPES[buffer.dtype] if len(buffer.shape) == 2 else 0
     fitting = [s for s in (Swizzle.B128, Swizzle.B64, Swizzle.B32) if row_bytes and row_bytes % s.row_bytes == 0]
-    if not fitting or rows % 8 or not 8 <= rows <= 256:
-        problem = f"{buffer.name} is {list(buffer.shape)}; TMA and wgmma move rows of 32 bytes, 8 to 256 of them"
-        raise TileError(problem, "a tile [rows, columns] of such sizes", location)
+    problem = f"{buffer.name} is {list(buffer.shape)}; TMA and wgmma move rows of 32 bytes, 8 to 256 of them"
+    require(fitting and rows % 8 == 0 and 8 <= rows <= 256, problem, "a tile [rows, columns] of such sizes", location)
     return SharedTile(rows, buffer.shape[1], ir.DTYPES[buffer.dtype], fitting[0])
 
 
@@ -111,10 +110,9 @@ def _element_wise(table: dict, loop: ir.Parallel, of_fragment, target: Target) -
             own, fragment = len(loop.vars) == 2 and indices == loop.vars, tile.scope == "fragment"
             vector = not fragment and len(loop.vars) == 2 and indices == loop.vars[1:]
             of_row = fragment and target.warp_groups and indices == loop.vars[:1] and (read or len(loop.vars) == 1)
-            if not (own or vector or of_row) or not (read or fragment):
-                problem = f"{ir.Load(tile.dtype, tile, indices)} is not the loop's own element"
-                instead = "tile[i, j], rows[i] of a fragment, or row[j] of a vector in shared memory"
-                raise TileError(problem, instead, store.location)
+            problem = f"{ir.Load(tile.dtype, tile, indices)} is not the loop's own element"
+            instead = "tile[i, j], rows[i] of a fragment, or row[j] of a vector in shared memory"
+            require((own or vector or of_row) and (read or fragment), problem, instead, store.location)
             if isinstance(tile, ir.Buffer) and fragment:
                 table.setdefault(tile, of_fragment(tile, store.location))
 
