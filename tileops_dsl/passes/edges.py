@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 
 from tileops_dsl import ir
 from tileops_dsl.errors import TileError, require
-from tileops_dsl.passes.meaning import Event, Run, events, numbers, ways
+from tileops_dsl.passes.meaning import Run, Values, events, numbers, ways
 from tileops_dsl.plan import accesses, boxes, is_load, is_store
 
 ITERATIONS = 3  # of each loop: the first, and two that have one before them
@@ -22,12 +22,33 @@ class Step:
 
     group: int
     index: int  # among the steps of its group
-    event: Event
+    stmt: ir.Stmt
+    values: Values
+    around: tuple[ir.If | ir.Pipelined, ...]  # what it stands in, outermost first
     clock: dict[int, int]  # the steps that the groups have reached when it begins
     met: int  # the last step before which the threads of the group met
     done: int | None = None  # the step of its group before which it is known to be complete
     after: list["Step"] = field(default_factory=list)  # of a load: accesses that must be complete
     awaited: list["Step"] = field(default_factory=list)  # of a load: who waited for it
+
+    conditions = property(lambda self: [outer for outer in self.around if isinstance(outer, ir.If)])
+    # Whether the threads of the group access memory themselves, and write what others may see.
+    by_threads = property(lambda self: not (isinstance(self.stmt, ir.Gemm) or is_load(self.stmt) or is_store(self.stmt)))
+    publishes = property(lambda self: self.by_threads and bool(_shared(accesses(self.stmt)[1])))
+    # Of a load, whether stores of its own group read the box before.
+    stored = property(lambda self: any(is_store(step.stmt) and step.group == self.group for step in self.after))
+
+    def knows(self, other: "Step") -> bool:
+        """That it is complete."""
+        return other.done is not None and self.clock.get(other.group, 0) >= other.done
+
+    def follows(self, other: "Step") -> bool:
+        return self.group == other.group and self.index == other.index + 1
+
+    def level(self, other: "Step") -> ir.Stmt:
+        """Where its end of an edge is: of what stands in a loop that is not around the other, once for the loop."""
+        loops = (outer for outer in self.around if isinstance(outer, ir.Pipelined) and outer not in other.around)
+        return next(loops, self.stmt)
 
 
 @dataclass(frozen=True)
@@ -68,7 +89,7 @@ def find(kernel: ir.Kernel) -> "Edges":
         for group in on.stmt.groups if isinstance(on.stmt, ir.On) else ():
             for event in events(on.stmt.body, run, on.values):
                 if not isinstance(event.stmt, ir.Alloc):
-                    found.step(group, event)
+                    found.step(group, event.stmt, event.values)
     found.ready, found.refills = _ready(found.waits), _refills(found)
     return found
 
@@ -93,13 +114,13 @@ class Edges:
         self.readers: dict[tuple, list[Step]] = {}
         self.waits: dict[tuple, tuple[Step, Step]] = {}  # of a group for another: by their statements, the first time
 
-    def step(self, group: int, event: Event) -> None:
+    def step(self, group: int, stmt: ir.Stmt, values: Values) -> None:
         own = self.steps[group]
         clock, met = (own[-1].clock, own[-1].met) if own else ({}, -1)
-        step = Step(group, len(own), event, {**clock, group: len(own)}, met)
+        step = Step(group, len(own), stmt, values, self.around.get(id(stmt), ()), {**clock, group: len(own)}, met)
         own.append(step)
         self.retire(step)
-        touched = {(box, writes) for writes, tiles in enumerate(accesses(event.op)) for box in _shared(tiles)}
+        touched = {(box, writes) for writes, tiles in enumerate(accesses(stmt)) for box in _shared(tiles)}
         earlier = {self.writer[box] for box, _ in touched if box in self.writer}
         earlier |= {reader for box, writes in touched if writes for reader in self.readers.get(box, ())}
         for before in sorted(earlier, key=lambda before: (before.group == group, -before.index)):  # barriers of both first
@@ -108,154 +129,118 @@ class Edges:
             self.readers.setdefault(box, []).append(step)
         for box in (box for box, writes in touched if writes):
             self.writer[box], self.readers[box] = step, []
-        if isinstance(event.op, ir.Gemm):
+        if isinstance(stmt, ir.Gemm):
             self.flying[group].append(step)
         else:
             step.done = step.index + 1
 
     def retire(self, step: Step) -> None:
         """What waits for products: T.wait, and what touches their registers or, but for loads, overwrites what they read."""
-        op, flying = step.event.op, self.flying[step.group]
-        if isinstance(op, ir.Wait):
-            count = max((n + 1 - op.pending for n, product in enumerate(flying) if product.event.op is op.of), default=0)
-        elif isinstance(op, ir.Gemm):
+        stmt, flying = step.stmt, self.flying[step.group]
+        if isinstance(stmt, ir.Wait):
+            count = max((n + 1 - stmt.pending for n, product in enumerate(flying) if product.stmt is stmt.of), default=0)
+        elif isinstance(stmt, ir.Gemm):
             return
         else:
-            touched = {ir.buffer_of(tile) for tiles in accesses(op) for tile in tiles if tile.scope == "fragment"}
-            touched |= set() if is_load(op) else _shared(accesses(op)[1])
-            used = [{p.event.op.a, p.event.op.c} | _shared(accesses(p.event.op)[0]) for p in flying]
+            touched = {ir.buffer_of(tile) for tiles in accesses(stmt) for tile in tiles if tile.scope == "fragment"}
+            touched |= set() if is_load(stmt) else _shared(accesses(stmt)[1])
+            used = [{p.stmt.a, p.stmt.c} | _shared(accesses(p.stmt)[0]) for p in flying]
             count = max((n + 1 for n, of_product in enumerate(used) if touched & of_product), default=0)
         if count > 0:
             finished, flying[:count] = flying[:count], []
-            stmt = (*self.conditions(step.event.stmt), step.event.stmt)[0]
-            pending, of = self.retires.get(stmt, (len(flying), {}))
-            self.retires[stmt] = min(len(flying), pending), of | {product.event.op: None for product in finished}
+            place = (*step.conditions, stmt)[0]
+            pending, of = self.retires.get(place, (len(flying), {}))
+            self.retires[place] = min(len(flying), pending), of | {product.stmt: None for product in finished}
             for product in finished:
                 product.done = step.index
 
     def order(self, first: Step, second: Step) -> None:
         """`first` is complete before `second` begins."""
-        if _publishes(first) and not _by_threads(second):
-            self.fences[first.event.stmt] = None
-        if is_store(first.event.op) and not _own_load(first, second):
-            self.stored[first.event.stmt] = None
-            self.exchanges |= {first.event.stmt: None} if first.group == second.group else {}
-        if is_load(second.event.op):
+        if first.publishes and not second.by_threads:
+            self.fences[first.stmt] = None
+        if is_store(first.stmt) and not (is_load(second.stmt) and first.group == second.group):
+            self.stored[first.stmt] = None
+            self.exchanges |= {first.stmt: None} if first.group == second.group else {}
+        if is_load(second.stmt):
             second.after.append(first)
-        elif is_load(first.event.op):
+        elif is_load(first.stmt):
             if not any(second.clock.get(step.group, 0) > step.index for step in first.awaited):
-                self.check_conditions(first, second)
+                _check_conditions(first, second)
                 first.awaited.append(second)
-                waiting, place = self.full.setdefault(first.event.op, []), self.level(second, first)
+                waiting, place = self.full.setdefault(first.stmt, []), second.level(first)
                 waiting += [place] if place not in waiting else []
         elif first.group == second.group:
-            copies = isinstance(first.event.op, ir.Copy) and isinstance(second.event.op, ir.Copy)  # each thread its elements
-            if _by_threads(first) and second.met <= first.index and not (copies and _by_threads(second)):
-                self.exchanges[first.event.stmt] = None
-        elif not _knows(second, first):
-            if first.done is None or not _same_iteration(first, second):
-                problem = f"{second.event.op.location} overwrites what group {first.group} may still read, or reads it too late"
-                raise TileError(problem, "T.wait behind the product, or a second tile", first.event.op.location)
-            self.check_conditions(first, second)
-            told, others = first.done, self.steps[first.group]
-            around = self.around.get(id(others[told - 1].event.stmt))
-            while told < len(others) and _publishes(others[told]) and self.around.get(id(others[told].event.stmt)) == around:
-                told += 1  # what follows is announced with it
-            for group, reached in {**others[told - 1].clock, first.group: told}.items():
-                second.clock[group] = max(second.clock.get(group, 0), reached)
-            second.met = second.index
-            ends = self.level(others[told - 1], second), self.level(second, first)
-            self.waits.setdefault(ends, (others[told - 1], second))
+            copies = isinstance(first.stmt, ir.Copy) and isinstance(second.stmt, ir.Copy)  # each thread its elements
+            if first.by_threads and second.met <= first.index and not (copies and second.by_threads):
+                self.exchanges[first.stmt] = None
+        elif not second.knows(first):
+            self.tell(first, second)
+
+    def tell(self, first: Step, second: Step) -> None:
+        """By a named barrier, behind which the second's group knows what the first's knew there."""
+        if first.done is None or any(first.values[name] != second.values[name] for name in first.values.keys() & second.values):
+            problem = f"{second.stmt.location} overwrites what group {first.group} may still read, or reads it too late"
+            raise TileError(problem, "T.wait behind the product, or a second tile", first.stmt.location)
+        _check_conditions(first, second)
+        told, others = first.done, self.steps[first.group]
+        around = others[told - 1].around
+        while told < len(others) and others[told].publishes and others[told].around == around:
+            told += 1  # what follows is announced with it
+        last = others[told - 1]
+        for group, reached in {**last.clock, first.group: told}.items():
+            second.clock[group] = max(second.clock.get(group, 0), reached)
+        second.met = second.index
+        self.waits.setdefault((last.level(second), second.level(first)), (last, second))
 
     def met(self, step: Step, other: Step) -> bool:
         """Whether one thread of a group knows that the others are done with what they accessed themselves."""
-        own = step.group == other.group and _by_threads(other)
-        return not own or step.met > other.index or other.event.stmt in self.exchanges
+        return step.group != other.group or not other.by_threads or step.met > other.index or other.stmt in self.exchanges
 
-    def level(self, step: Step, other: Step) -> ir.Stmt:
-        """Where the step's end of an edge is: of what stands in a loop that is not around the other, once for the loop."""
-        stmt, common = step.event.stmt, self.around.get(id(other.event.stmt), ())
-        loops = [loop for loop in self.around.get(id(stmt), ()) if isinstance(loop, ir.Pipelined)]
-        return next((loop for loop in loops if not any(loop is outer for outer in common)), stmt)
 
-    def conditions(self, stmt: ir.Stmt) -> list[ir.If]:
-        return [outer for outer in self.around.get(id(stmt), ()) if isinstance(outer, ir.If)]
-
-    def check_conditions(self, first: Step, second: Step) -> None:
-        """Both ends of an edge happen, or none."""
-        ways = ([switch.condition for switch in self.conditions(step.event.stmt)] for step in (first, second))
-        problem = f"{second.event.op.location} waits for this, and one of them depends on a condition"
-        require(next(ways) == next(ways), problem, "both under one T.If, or none", first.event.op.location)
+def _check_conditions(first: Step, second: Step) -> None:
+    """Both ends of an edge happen, or none."""
+    ways = [[switch.condition for switch in step.conditions] for step in (first, second)]
+    problem = f"{second.stmt.location} waits for this, and one of them depends on a condition"
+    require(ways[0] == ways[1], problem, "both under one T.If, or none", first.stmt.location)
 
 
 def _shared(tiles: list[ir.Tile]) -> set[tuple[ir.Buffer, int]]:
     return {box for tile in tiles if tile.scope == "shared" for box in boxes(tile)}
 
 
-def _by_threads(step: Step) -> bool:
-    """Whether the threads of the group access memory themselves."""
-    return not (isinstance(step.event.op, ir.Gemm) or is_load(step.event.op) or is_store(step.event.op))
-
-
-def _own_load(store: Step, load: Step) -> bool:
-    return is_load(load.event.op) and store.group == load.group
-
-
-def _publishes(step: Step) -> bool:
-    return _by_threads(step) and any(tile.scope == "shared" for tile in accesses(step.event.op)[1])
-
-
-def _knows(step: Step, other: Step) -> bool:
-    return other.done is not None and step.clock.get(other.group, 0) >= other.done
-
-
-def _same_iteration(a: Step, b: Step) -> bool:
-    return all(a.event.values[name] == b.event.values[name] for name in a.event.values.keys() & b.event.values.keys())
-
-
-def _ready(edges: dict[tuple, tuple[Step, Step]]) -> list[Ready]:
+def _ready(waits: dict[tuple, tuple[Step, Step]]) -> list[Ready]:
     """In program order. Two that cross without a step between are one barrier at which both groups wait."""
-    found: dict[tuple, Ready] = {}
-    for ends, (first, second) in edges.items():
-        back = [pair for pair in edges.values() if _adjacent(pair[0], second) and _adjacent(first, pair[1])]
-        key = frozenset((first, *(a for a, _ in back)))
-        found.setdefault(key, Ready(*ends, (first.group, second.group), bool(back)))
+    found: dict[frozenset, Ready] = {}
+    for ends, (first, second) in waits.items():
+        back = [a for a, b in waits.values() if second.follows(a) and b.follows(first)]
+        found.setdefault(frozenset((first, *back)), Ready(*ends, (first.group, second.group), bool(back)))
     return list(found.values())
-
-
-def _adjacent(step: Step, other: Step) -> bool:
-    return step.group == other.group and step.index + 1 == other.index
 
 
 def _refills(found: Edges) -> list[Refill]:
     """Each load at its first step; of the first iteration of a loop, outside of that loop."""
     places: dict[ir.Copy, dict[tuple, Refill]] = {}
-    for own in found.steps:
-        for load in (step for step in own if is_load(step.event.op)):
-            at = _first(found, load) if load.after else None
-            ahead = [n for n, v in load.event.values.items() if at and at.event.values.get(n, v) != v]
-            stored = any(is_store(step.event.op) and _own_load(step, load) for step in load.after)
-            refill = Refill(load.event.stmt, at and at.event.stmt, *ahead or [None], load.group, stored)
-            places.setdefault(refill.load, {})[refill.at, refill.ahead] = refill
+    for load in (step for own in found.steps for step in own if is_load(step.stmt)):
+        at = _first(found, load) if load.after else None
+        ahead = [n for n, v in load.values.items() if at and at.values.get(n, v) != v]
+        refill = Refill(load.stmt, at and at.stmt, *ahead or [None], load.group, load.stored)
+        places.setdefault(load.stmt, {})[refill.at, refill.ahead] = refill
     own_place = {load: [r for r in at.values() if r.at is load] for load, at in places.items()}
     return [refill for load, at in places.items() for refill in own_place[load] or at.values()]
 
 
 def _first(found: Edges, load: Step) -> Step:
     """The step in front of which the load is issued: not early where stores that read the box are to be waited for."""
-    own, values = found.steps[load.group], load.event.values
-    begin = load.index if any(is_store(step.event.op) and _own_load(step, load) for step in load.after) else 0
+    own, values = found.steps[load.group], load.values
     end = min((step.index for step in load.awaited if step.group == load.group), default=len(own) - 1)
-    for step in (step for step in own[begin : end + 1] if not found.conditions(step.event.stmt)):
-        then = step.event.values
+    for step in (step for step in own[load.index if load.stored else 0 : end + 1] if not step.conditions):
+        then = step.values
         outside = then.keys() < values.keys() or then == values or list(then.items())[:-1] == list(values.items())[:-1]
-        if outside and all(_knows(step, other) and found.met(step, other) for other in load.after):
+        if outside and all(step.knows(other) and found.met(step, other) for other in load.after):
             return step
-    unmet = [
-        o.event.stmt for o in load.after if o.group == load.group and _by_threads(o) and o.event.stmt not in found.exchanges
-    ]
+    unmet = [o.stmt for o in load.after if o.group == load.group and o.by_threads and o.stmt not in found.exchanges]
     if unmet:  # no other barrier will do: the group's threads meet behind their accesses
         found.exchanges |= dict.fromkeys(unmet)
         return _first(found, load)
-    problem = f"group {load.group} cannot know when what {load.event.op.dst.name} holds has been read"
-    raise TileError(problem, "T.wait behind the product that reads it last", load.event.op.location)
+    problem = f"group {load.group} cannot know when what {load.stmt.dst.name} holds has been read"
+    raise TileError(problem, "T.wait behind the product that reads it last", load.stmt.location)
