@@ -142,6 +142,12 @@ def boxes(tile: ir.Tile) -> list[tuple[ir.Buffer, int]]:
     return [(root, n) for n in range(start, start + tile.shape[1] // buffer.box)]
 
 
+def shared_boxes(stmt: ir.Stmt) -> tuple[list[tuple[ir.Buffer, int]], list[tuple[ir.Buffer, int]]]:
+    """Those that a statement reads, and those that it writes."""
+    found = ([box for tile in tiles if tile.scope == "shared" for box in boxes(tile)] for tiles in accesses(stmt))
+    return tuple(list(dict.fromkeys(of_tiles)) for of_tiles in found)
+
+
 def columns_held(kernel: ir.Kernel, buffer: ir.Buffer) -> int:
     """Columns of a fragment that exist at a time: of one that only a chunked copy uses, a chunk."""
 

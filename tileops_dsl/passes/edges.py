@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from tileops_dsl import ir
 from tileops_dsl.errors import TileError, require
 from tileops_dsl.passes.meaning import Run, Values, events, numbers, ways
-from tileops_dsl.plan import accesses, boxes, is_load, is_store
+from tileops_dsl.plan import accesses, is_load, is_store, shared_boxes
 
 ITERATIONS = 3  # of each loop: the first, and two that have one before them
 
@@ -34,7 +34,7 @@ class Step:
     conditions = property(lambda self: [outer for outer in self.around if isinstance(outer, ir.If)])
     # Whether the threads of the group access memory themselves, and write what others may see.
     by_threads = property(lambda self: not (isinstance(self.stmt, ir.Gemm) or is_load(self.stmt) or is_store(self.stmt)))
-    publishes = property(lambda self: self.by_threads and bool(_shared(accesses(self.stmt)[1])))
+    publishes = property(lambda self: self.by_threads and bool(shared_boxes(self.stmt)[1]))
     # Of a load, whether stores of its own group read the box before.
     stored = property(lambda self: any(is_store(step.stmt) and step.group == self.group for step in self.after))
 
@@ -120,7 +120,7 @@ class Edges:
         step = Step(group, len(own), stmt, values, self.around.get(id(stmt), ()), {**clock, group: len(own)}, met)
         own.append(step)
         self.retire(step)
-        touched = {(box, writes) for writes, tiles in enumerate(accesses(stmt)) for box in _shared(tiles)}
+        touched = {(box, writes) for writes, boxes in enumerate(shared_boxes(stmt)) for box in boxes}
         earlier = {self.writer[box] for box, _ in touched if box in self.writer}
         earlier |= {reader for box, writes in touched if writes for reader in self.readers.get(box, ())}
         for before in sorted(earlier, key=lambda before: (before.group == group, -before.index)):  # barriers of both first
@@ -143,8 +143,8 @@ class Edges:
             return
         else:
             touched = {ir.buffer_of(tile) for tiles in accesses(stmt) for tile in tiles if tile.scope == "fragment"}
-            touched |= set() if is_load(stmt) else _shared(accesses(stmt)[1])
-            used = [{p.stmt.a, p.stmt.c} | _shared(accesses(p.stmt)[0]) for p in flying]
+            touched |= set() if is_load(stmt) else set(shared_boxes(stmt)[1])
+            used = [{p.stmt.a, p.stmt.c, *shared_boxes(p.stmt)[0]} for p in flying]
             count = max((n + 1 for n, of_product in enumerate(used) if touched & of_product), default=0)
         if count > 0:
             finished, flying[:count] = flying[:count], []
@@ -202,10 +202,6 @@ def _check_conditions(first: Step, second: Step) -> None:
     ways = [[switch.condition for switch in step.conditions] for step in (first, second)]
     problem = f"{second.stmt.location} waits for this, and one of them depends on a condition"
     require(ways[0] == ways[1], problem, "both under one T.If, or none", first.stmt.location)
-
-
-def _shared(tiles: list[ir.Tile]) -> set[tuple[ir.Buffer, int]]:
-    return {box for tile in tiles if tile.scope == "shared" for box in boxes(tile)}
 
 
 def _ready(waits: dict[tuple, tuple[Step, Step]]) -> list[Ready]:

@@ -13,8 +13,7 @@ from collections import Counter, defaultdict
 from tileops_dsl import ir
 from tileops_dsl.errors import TileError, require
 from tileops_dsl.passes.meaning import Event, Run, events, meaning, number, numbers, ways
-from tileops_dsl.passes.simulate import shared_reads, shared_writes
-from tileops_dsl.plan import asynchronous, is_load, ring_of
+from tileops_dsl.plan import asynchronous, is_load, ring_of, shared_boxes
 from tileops_dsl.schedule import Commit, Issue, Land, Multiply, Operands, Retire, Sync
 from tileops_dsl.targets import Target
 
@@ -75,9 +74,10 @@ class _Course:
             later = isinstance(stmt, Issue) and not asynchronous(op)
             holds[("loaded", op.dst) if later else self.access(event, op.dst, writes=True)] = self.names[meaning(event)]
         elif isinstance(op, ir.Copy | ir.Parallel):
-            read = [holds.get(self.access(event, tile, writes=False)) for tile, _ in shared_reads(op)]
+            reads, writes = shared_boxes(op)
+            read = [holds.get(self.access(event, tile, writes=False)) for tile, _ in reads]
             self.done = self.names[(self.done, meaning(event), *read)]
-            holds |= {self.access(event, tile, writes=True): self.done for tile, _ in shared_writes(op)}
+            holds |= {self.access(event, tile, writes=True): self.done for tile, _ in writes}
 
     def access(self, event: Event, tile: ir.Buffer, writes: bool) -> tuple[str, int]:
         """The tile and its stage."""

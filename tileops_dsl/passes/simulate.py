@@ -66,10 +66,9 @@ class Machine:
         """What each reader of the recorded program sees in each shared tile."""
         last, seen = {}, {}
         for event in events(self.kernel.body, run):
-            for box in shared_reads(event.op):
-                seen[moment(event), box] = last.get(box, ())
-            for box in shared_writes(event.op):
-                last[box] = version(event)
+            reads, writes = plan.shared_boxes(event.op)
+            seen |= {(moment(event), box): last.get(box, ()) for box in reads}
+            last |= dict.fromkeys(writes, version(event))
         return seen
 
     def run(self) -> None:
@@ -107,18 +106,6 @@ class Machine:
 
     def tile(self, cta: int, copy: int, box: Box, stage: int) -> Tile:
         return self.tiles.setdefault((cta, 0 if plan.is_common(self.kernel, box[0]) else copy, box, stage), Tile())
-
-
-def shared_reads(op: ir.Stmt) -> list[Box]:
-    return _boxes(plan.accesses(op)[0])
-
-
-def shared_writes(op: ir.Stmt) -> list[Box]:
-    return _boxes(plan.accesses(op)[1])
-
-
-def _boxes(tiles: list[ir.Tile]) -> list[Box]:
-    return list(dict.fromkeys(box for tile in tiles if tile.scope == "shared" for box in plan.boxes(tile)))
 
 
 def version(event: Event) -> tuple:
@@ -183,10 +170,11 @@ class Agent:
     def on_others(self, event: Event):
         """By the group's own threads: a tile as matrices, each its own part; a vector by columns."""
         self.check_registers(event)
-        for box in shared_reads(event.op):
+        reads, writes = plan.shared_boxes(event.op)
+        for box in reads:
             parts = self.parts(box[0]) if len(box[0].shape) == 1 else (self.who,)
             self.check(event, box, self.place(box[0], event), parts, by_tma=False)
-        for box in shared_writes(event.op):
+        for box in writes:
             tile = self.machine.tile(self.cta, self.copy, box, self.place(box[0], event))
             tile.parts[self.who] = version(event)
             tile.unfenced[self.who] = self.cta, self.copy, self.who
@@ -202,19 +190,19 @@ class Agent:
         op = event.op
         if isinstance(op, ir.Gemm):
             if self.who == FIRST:
-                self.read_later(event, shared_reads(op), self.machine.products.setdefault((self.cta, self.copy), []))
+                self.read_later(event, self.machine.products.setdefault((self.cta, self.copy), []))
             self.products += 1
             return self.meet(self.copy, "product", 2)
         if plan.is_store(op):
-            self.read_later(event, shared_reads(op), self.stores)
+            self.read_later(event, self.stores)
         else:
             self.load(event)
         return None
 
-    def read_later(self, event: Event, boxes: list[Box], queue: list) -> None:
-        take = Reading(self, event, [(box, self.place(box[0], event)) for box in boxes])
+    def read_later(self, event: Event, queue: list) -> None:
+        take = Reading(self, event, [(box, self.place(box[0], event)) for box in plan.shared_boxes(event.op)[0]])
         queue.append(take)
-        self.machine.flying.append(([buffer for buffer, _ in boxes], take))
+        self.machine.flying.append(([buffer for (buffer, _), _ in take.places], take))
 
     def load(self, event: Event) -> None:
         op, machine, by_box = event.op, self.machine, plan.feeds_itself(self.kernel)

@@ -99,12 +99,11 @@ def aliases(kernel: ir.Kernel, target: Target) -> None:
 def _separate(body, last: dict[tuple, set[ir.Buffer]]) -> None:
     """`last`: the tiles through which a box may have been written last."""
     for stmt in body:
-        reads, writes = plan.accesses(stmt)
-        for tile in (t for t in reads if t.scope == "shared"):
+        for tile in (t for t in plan.accesses(stmt)[0] if t.scope == "shared"):
             for other in (o for box in plan.boxes(tile) for o in last.get(box, ()) if o != ir.buffer_of(tile)):
                 problem = f"{tile.name} is read where {other.name} may have been written over it"
                 raise TileError(problem, "a tile of its own, or the copy into it once more", stmt.location)
-        last |= {box: {ir.buffer_of(tile)} for tile in writes if tile.scope == "shared" for box in plan.boxes(tile)}
+        last |= {box: {ir.buffer_of(t)} for t in plan.accesses(stmt)[1] if t.scope == "shared" for box in plan.boxes(t)}
         for _ in range(2 if hasattr(stmt, "body") else 0):  # a loop's second iteration sees the first one's
             done = dict(last)
             _separate(stmt.body, done)
