@@ -18,21 +18,17 @@ ORDERS = 3  # one for each haste of what is in flight
 
 def roles(kernel: ir.Kernel, target: Target) -> None:
     """Each statement of the program is some role's, and in no other role; in T.ws, each of its groups'."""
-    lines = [{(type(op), op.location) for op in map(op_of, ir.walk(role.body)) if _works(op)} for role in kernel.roles]
-    program = {((type(s), s.location), group) for s, groups in _doers(kernel.body, (0,)) if _works(s) for group in groups}
-    split = Counter(line for role in lines for line in role) == Counter(line for line, _ in program)
+    ons = [stmt for stmt in ir.walk(kernel.body) if isinstance(stmt, ir.On)]
+    of_groups = {(line, group) for on in ons for group in on.groups for line in _lines(on.body)}
+    program = Counter(line for line, _ in of_groups) if ons else Counter(_lines(kernel.body))
+    split = program == Counter(line for role in kernel.roles for line in _lines(role.body))
     require(split, "a statement is in no role or in two", "assign_roles", kernel.location)
 
 
-def _doers(body, groups: tuple[int, ...]):
-    """Every statement and who does it."""
-    for stmt in body:
-        yield stmt, groups
-        yield from _doers(getattr(stmt, "body", ()), stmt.groups if isinstance(stmt, ir.On) else groups)
-
-
-def _works(stmt: ir.Stmt) -> bool:
-    return isinstance(stmt, ir.Copy | ir.Gemm | ir.Parallel | ir.Reduce)
+def _lines(body) -> set[tuple[type, ir.Location]]:
+    """Where the program says the work that is done."""
+    works = ir.Copy | ir.Gemm | ir.Parallel | ir.Reduce
+    return {(type(op), op.location) for op in map(op_of, ir.walk(body)) if isinstance(op, works)}
 
 
 def schedule(kernel: ir.Kernel, target: Target) -> None:
@@ -84,10 +80,9 @@ def ranges(kernel: ir.Kernel) -> list[tuple[int, int]]:
             inside = offset == kernel.shared[view.buffer] + over and layout.swizzle == kernel.layouts[view.buffer].swizzle
             require(inside, f"{buffer.name} does not lie over {view.name}", "plan_shared_memory", kernel.location)
             continue
-        ring = next((ring for ring in kernel.rings if buffer in ring.buffers), None)
         whole = len(buffer.shape) == 1 or plan.sharing(kernel) == 1  # each group has all of it
-        elements = math.prod(buffer.shape) * (plan.copies(kernel, buffer) if whole else 1)
-        found.append((offset, offset + elements * ir.DTYPES[buffer.dtype] * (ring.stages if ring else 1)))
+        elements = math.prod(buffer.shape) * (plan.copies(kernel, buffer) if whole else 1) * plan.stages(kernel, buffer)
+        found.append((offset, offset + elements * ir.DTYPES[buffer.dtype]))
     return found
 
 
