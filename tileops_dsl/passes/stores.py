@@ -52,15 +52,16 @@ def unrolled(loop: ir.Pipelined, rings, stores: list[ir.Copy], ahead: list[ir.St
 def anew(body: list[ir.Stmt], stores: list[ir.Copy], loads=None, extent: int = 1, ring: Ring | None = None) -> list[ir.Stmt]:
     """With what the writer of a tile waits for: stores of the stage, and its load, given as it stands in its conditions."""
     out: list[ir.Stmt] = []
+    in_turn = sum(isinstance(stmt, Issue) and is_store(stmt.op) for stmt in ir.walk(body))
+    pending = in_turn * ((extent - 1) % ring.stages) if ring else 0  # the tile before has left its last stages
     for stmt in body:
         where, tile = stmt.location, stmt.body[-1].dst if isinstance(stmt, Chunks) else None
         load = (loads or {}).get(tile, ())
         if tile in [store.src for store in stores] and not any(map(is_load, load)):  # before a load they have been waited for
-            pending = (extent - 1) % (ring.stages if ring else 1) if len(stores) == 1 else 0
             wait: ir.Stmt = Retire(where, "read", pending)
-            conditions = [s.condition for s in ir.walk(load) if isinstance(s, ir.If)]
-            if len(conditions) == 1 and conditions[0].op in OPPOSITE:
-                wait = ir.If(where, replace(conditions[0], op=OPPOSITE[conditions[0].op]), (wait,))
+            match [s.condition for s in ir.walk(load) if isinstance(s, ir.If)]:
+                case [ir.Call(op="eq" | "ne" as op) as condition]:
+                    wait = ir.If(where, replace(condition, op=OPPOSITE[op]), (wait,))
             out += [One(where, (wait,)), Sync(where)]
         out += [_instead(load, Await(where, f"{ring.prefix}full", ring.var)), stmt] if load else [stmt]
     return out
