@@ -85,7 +85,8 @@ def _rounds(stmt: ir.Stmt, run: Run, values: Values) -> list[Values]:
         case Alone():
             return [{}] if run.group == (run.tiles % run.groups if stmt.which == "next" else run.groups - 1) else []
         case At():
-            return [{stmt.var.name: number(stmt.value, values, True)}]
+            value = number(stmt.value, values, True)
+            return [{stmt.var.name: value}] if value >= 0 else []  # before the first iteration there is none
         case Unrolled():
             return [{stmt.var.name: i} for i in range(stmt.extent)]
         case ir.Pipelined() | ir.Serial():

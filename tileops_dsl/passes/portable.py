@@ -11,7 +11,7 @@ so that operands are on their way from shared memory, and the barrier in front o
 (ptxas moves products across a barrier. These stay behind it, since in the same block of code others wait for what is loaded
 behind it.) Copies behind the last iteration write zeros: no iteration is special. Copies are cp.async where they move 16 bytes;
 single elements go through registers, and land behind the products. A barrier stands behind each write of a shared tile by the
-threads themselves, and behind each wait for copies. That this orders all accesses is what `portable_verify` finds out.
+threads themselves, and behind each wait for copies. That this orders all accesses is what `simulate` finds out.
 """
 
 from dataclasses import replace
@@ -22,7 +22,7 @@ from tileops_dsl.instruction_layouts import WarpAccumulators
 from tileops_dsl.passes.pipeline import check_loads, find_rings
 from tileops_dsl.passes.stores import chunked, constant_extent, plain
 from tileops_dsl.plan import GROUP, asynchronous, consumers, is_load, is_store, lines
-from tileops_dsl.schedule import Advance, Chunks, Commit, Issue, Land, Multiply, Operands, Retire, Ring, Sync, Unrolled
+from tileops_dsl.schedule import Advance, At, Chunks, Commit, Issue, Land, Multiply, Operands, Retire, Ring, Sync, Unrolled
 from tileops_dsl.targets import Target
 
 AHEAD = ir.Var("int32", "ahead")  # counts the first copies
@@ -77,15 +77,17 @@ def _product_loop(loop: ir.Pipelined, ring: Ring) -> list[ir.Stmt]:
     begin_first, land_first = _copies(loads, loop.var, AHEAD)
     begin, land = _copies(loads, loop.var, ir.Call("int32", "add", (loop.var, ir.Const("int32", ring.stages - 1))))
     wait = [Retire(where, "copy", ring.stages - 2)] if asynchronous(loads[0]) else []
-    body = [*wait, Sync(where)]
-    for q in range(steps):
-        body += [Operands(where, gemm, q, loop.var), *(begin if q == 1 else []), Multiply(where, gemm, (q - 1) % steps)]
+    before, last = (ir.Call("int32", "sub", (i, ir.Const("int32", 1))) for i in (loop.var, loop.extent))
+    late = (Multiply(where, gemm, steps - 1),)
+    body = [*wait, Sync(where), Operands(where, gemm, 0, loop.var), At(where, loop.var, before, late)]
+    for q in range(1, steps):
+        body += [Operands(where, gemm, q, loop.var), *(begin if q == 1 else []), Multiply(where, gemm, q - 1)]
     return [
         ir.Serial(loop.location, AHEAD, ir.Const("int32", ring.stages - 1), (*begin_first, *land_first)),
         ir.Fill(where, gemm.c, ir.Const("float32", 0.0)),
         Operands(where, gemm, steps - 1, None),
         replace(loop, body=(*body, *land, Advance(where, ring))),
-        Multiply(where, gemm, steps - 1),
+        At(where, loop.var, last, late),
         *([Retire(where, "copy", 0)] if wait else []),
     ]
 

@@ -4,7 +4,8 @@ It derives nothing from edges. A stage of a tile holds no values but the name of
 reader compares it with what the recorded program, run in its order, would have left there. Copies and products take effect at
 a random moment between their issue and what retires them; roles run in random order. A barrier's phase must complete by exactly
 its arrivals and bytes. A group is two agents: its first thread, and all others. A turn is a barrier of two groups:
-all agents of both arrive once before it opens.
+all agents of both arrive once before it opens. Where all threads copy (cp.async), each agent copies its own lines of a tile,
+which hold nothing from the issue to the wait: so early they may be written, and so late be read.
 """
 
 import itertools
@@ -16,6 +17,7 @@ from tileops_dsl.passes.meaning import Event, Run, events, meaning, number, numb
 from tileops_dsl.schedule import Barrier, One, Role
 
 FIRST, OTHERS = 0, 1  # the agents of a group
+IN_FLIGHT = ("a copy on its way",)
 Box = tuple[ir.Buffer, int]  # of a tile
 
 
@@ -38,10 +40,13 @@ class MBarrier:
 
 @dataclass
 class Tile:
-    """A stage of a tile: what each part of it holds, and the parts written by threads that TMA does not see yet."""
+    """A stage of a tile: what its elements hold, and those written by threads that TMA does not see yet.
 
-    parts: dict[int, tuple] = field(default_factory=dict)
-    unfenced: dict[int, tuple] = field(default_factory=dict)  # by whom
+    Elements by who has them where the tile is copied in lines (or the CTA that loads them), and who where it is a fragment.
+    """
+
+    holds: dict[tuple[int, int], tuple] = field(default_factory=dict)
+    unfenced: dict[tuple[int, int], tuple] = field(default_factory=dict)  # by whom
 
 
 class Machine:
@@ -127,6 +132,10 @@ class Agent:
         self.phase: dict[object, int] = {}  # of a ring; of a stage where a group has barriers for itself
         self.products = 0  # that this agent has issued; a product is its whole group's
         self.stores: list = []
+        # Where all threads copy: groups of what is on its way, the last one open; what is in registers; operands by step % 2.
+        self.copies: list[list] = [[]]
+        self.loaded: dict[ir.Buffer, tuple] = {}
+        self.operands: dict[int, tuple] = {}
 
     def steps(self):
         """Yields None, or what must hold before the next step."""
@@ -147,37 +156,49 @@ class Agent:
             return 0
         if plan.is_common(self.kernel, buffer):
             return self.stage.get(ring.name, 0)
-        return event.values[ring.var.name] % ring.stages
+        return number(getattr(event.stmt, "index", ring.var), event.values) % ring.stages
 
     def slot(self, event: Event) -> tuple[Barrier, int]:
         """The barrier that the statement names, and its present stage."""
         barrier = plan.barrier_named(self.kernel, event.stmt.barrier)
         return barrier, self.place(barrier.ring.buffers[0], event)
 
-    def check(self, event: Event, box: Box, stage: int, parts, by_tma: bool) -> None:
+    def check(self, event: Event, box: Box, stage: int, elements, by_tma: bool) -> None:
         expected, buffer = self.machine.expected[self.cta][moment(event), box], box[0]
         tile = self.machine.tile(self.cta, self.copy, box, stage)
-        for part in parts:
-            if tile.parts.get(part) != expected:
+        for element in elements:
+            if tile.holds.get(element) != expected:
                 raise Fault(f"{event.op.location} reads {buffer.name} too early or too late")
-            if by_tma and part in tile.unfenced:
+            if by_tma and element in tile.unfenced:
                 raise Fault(f"{event.op.location} reads {buffer.name} without a fence")
 
-    def parts(self, buffer: ir.Buffer) -> range:
+    def elements(self, buffer: ir.Buffer, op: ir.Stmt | None = None) -> list[tuple[int, int]]:
+        """Of a tile: all, or those that the agent's threads access. A vector is written in their order and read by columns."""
         by_producer = plan.is_common(self.kernel, buffer) and not plan.feeds_itself(self.kernel)
-        return range(self.kernel.ctas if by_producer else 2)
+        every = list(itertools.product(range(self.kernel.ctas if by_producer else 2), range(2)))
+        if op is None or isinstance(op, ir.Gemm) or (isinstance(op, ir.Parallel) and len(buffer.shape) == 1):
+            return every
+        in_lines = isinstance(op, ir.Copy) and op.region is not None
+        return [element for element in every if element[0 if in_lines else 1] == self.who]
+
+    def read(self, event: Event) -> None:
+        for box in plan.shared_boxes(event.op)[0]:
+            self.check(event, box, self.place(box[0], event), self.elements(box[0], event.op), by_tma=False)
+
+    def write(self, event: Event, what: tuple) -> None:
+        for box in plan.shared_boxes(event.op)[1]:
+            tile = self.machine.tile(self.cta, self.copy, box, self.place(box[0], event))
+            mine = self.elements(box[0], event.op)
+            if IN_FLIGHT == what == tile.holds.get(mine[0]):
+                raise Fault(f"{event.op.location} loads {box[0].name} before an earlier copy has arrived")
+            tile.holds |= dict.fromkeys(mine, what)
+            tile.unfenced |= dict.fromkeys(mine, (self.cta, self.copy, self.who))
 
     def on_others(self, event: Event):
-        """By the group's own threads: a tile as matrices, each its own part; a vector by columns."""
+        """By the group's own threads."""
         self.check_registers(event)
-        reads, writes = plan.shared_boxes(event.op)
-        for box in reads:
-            parts = self.parts(box[0]) if len(box[0].shape) == 1 else (self.who,)
-            self.check(event, box, self.place(box[0], event), parts, by_tma=False)
-        for box in writes:
-            tile = self.machine.tile(self.cta, self.copy, box, self.place(box[0], event))
-            tile.parts[self.who] = version(event)
-            tile.unfenced[self.who] = self.cta, self.copy, self.who
+        self.read(event)
+        self.write(event, version(event))
 
     def check_registers(self, event: Event) -> None:
         """A product's accumulators and its operand in registers are its own until it is waited for."""
@@ -195,9 +216,29 @@ class Agent:
             return self.meet(self.copy, "product", 2)
         if plan.is_store(op):
             self.read_later(event, self.stores)
-        else:
+        elif self.kernel.barriers:
             self.load(event)
+        elif plan.asynchronous(op):  # by all threads
+            self.write(event, IN_FLIGHT)
+            self.copies[-1].append(event)
+        else:
+            self.loaded[op.dst] = version(event)
         return None
+
+    def on_land(self, event: Event):
+        self.write(event, self.loaded.pop(event.op.dst, ()))
+
+    def on_commit(self, event: Event):
+        self.copies.append([])
+
+    def on_operands(self, event: Event):
+        if event.stmt.index:  # otherwise zeros
+            self.read(event)
+            self.operands[event.stmt.step % 2] = moment(event), event.stmt.step
+
+    def on_multiply(self, event: Event):
+        if self.operands.get(event.stmt.step % 2) != (moment(event), event.stmt.step):
+            raise Fault(f"{event.op.location} multiplies operands of another step")
 
     def read_later(self, event: Event, queue: list) -> None:
         take = Reading(self, event, [(box, self.place(box[0], event)) for box in plan.shared_boxes(event.op)[0]])
@@ -207,14 +248,14 @@ class Agent:
     def load(self, event: Event) -> None:
         op, machine, by_box = event.op, self.machine, plan.feeds_itself(self.kernel)
         stage, boxes = self.place(ir.buffer_of(op.dst), event), plan.boxes(op.dst)
-        parts = [self.cta] if op.multicast else list(self.parts(boxes[0][0]))
+        elements = [e for e in self.elements(boxes[0][0]) if not op.multicast or e[0] == self.cta]
         size = self.kernel.layouts[ir.buffer_of(op.dst)].bytes // (self.kernel.ctas if op.multicast else 1)
         table = plan.barrier_of(self.kernel, plan.ring_of(self.kernel, boxes[0][0]), "full")
 
         def arrive(cta, box):
             tile = machine.tile(cta, self.copy, box, stage)
-            tile.parts |= dict.fromkeys(parts, version(event))
-            tile.unfenced = {part: by for part, by in tile.unfenced.items() if part not in parts}
+            tile.holds |= dict.fromkeys(elements, version(event))
+            tile.unfenced = {element: by for element, by in tile.unfenced.items() if element not in elements}
             place, moved = (box[1], table.bytes) if by_box else (stage, size)
             machine.barrier(cta, self.copy, table, place).count(0, -moved)
 
@@ -224,6 +265,12 @@ class Agent:
             machine.flying.append(((box[0],), lambda cta=cta, box=box: arrive(cta, box)))
 
     def on_retire(self, event: Event):
+        if event.stmt.kind == "copy":
+            arrived = max(len(self.copies) - 1 - event.stmt.pending, 0)
+            for copied in itertools.chain(*self.copies[:arrived]):
+                self.write(copied, version(copied))
+            del self.copies[:arrived]
+            return
         product = event.stmt.kind == "product"
         queue = self.machine.products.get((self.cta, self.copy), [])[: self.products] if product else self.stores
         for take in queue[: max(len(queue) - event.stmt.pending, 0)]:
@@ -272,7 +319,7 @@ class Agent:
     def on_fence(self, event: Event):
         for tile in self.machine.tiles.values():
             mine = self.cta, self.copy, self.who
-            tile.unfenced = {part: by for part, by in tile.unfenced.items() if by != mine}
+            tile.unfenced = {element: by for element, by in tile.unfenced.items() if by != mine}
 
     def on_meet(self, event: Event):
         which = event.stmt.number
@@ -299,10 +346,13 @@ class Reading:
         if self.pending:
             self.pending = False
             for box, stage in self.places:
-                self.agent.check(self.event, box, stage, self.agent.parts(box[0]), by_tma=True)
+                self.agent.check(self.event, box, stage, self.agent.elements(box[0]), by_tma=True)
 
 
 def simulate(kernel: ir.Kernel, parameters: dict[str, int], seed: int) -> None:
-    """One order; raises a Fault. Each ring goes round twice, and the next tile finds it in another stage."""
-    steps = 2 * max((ring.stages for ring in kernel.rings), default=1) + 1
+    """One order; raises a Fault. Each ring goes round twice, and the next tile finds it in another stage.
+
+    Where all threads copy, the last copy beyond the loop goes to the stage with which the next tile begins.
+    """
+    steps = 2 * max((ring.stages for ring in kernel.rings), default=1) + (1 if kernel.barriers else 2)
     Machine(kernel, parameters, steps, seed).run()

@@ -7,7 +7,7 @@ from collections import Counter
 from tileops_dsl import ir, plan
 from tileops_dsl.errors import require
 from tileops_dsl.layouts import Linear, PerColumn, PerRow, VectorisedRows, tile_of
-from tileops_dsl.passes import portable_verify, verify_roles
+from tileops_dsl.passes import verify_roles
 from tileops_dsl.targets import Target
 
 
@@ -192,9 +192,9 @@ CHECKS = {
     "well_formed": well_formed,
     "roles": of_kind(verify_roles.roles, verify_roles.roles),
     "aliases": of_kind(verify_roles.aliases),
-    "schedule": of_kind(verify_roles.schedule, portable_verify.schedule),
+    "schedule": of_kind(verify_roles.schedule, verify_roles.schedule),
     "layouts": layouts,
     "shared_memory": shared_memory,
-    "barriers": of_kind(verify_roles.barriers),
+    "barriers": of_kind(verify_roles.barriers, verify_roles.barriers),
     "budgets": of_kind(verify_roles.budgets),
 }

@@ -7,13 +7,14 @@ from collections import Counter, defaultdict
 from tileops_dsl import ir, plan
 from tileops_dsl.errors import TileError, require
 from tileops_dsl.instruction_layouts import SharedTile
-from tileops_dsl.passes.meaning import Run, events, meaning, number, numbers, views_of, ways
+from tileops_dsl.passes.meaning import Event, Run, events, meaning, number, numbers, views_of, ways
 from tileops_dsl.passes.roles import only
 from tileops_dsl.passes.simulate import Fault, simulate
-from tileops_dsl.schedule import Advance, Await, Fence, Meet, Retire, Signal, Sync, op_of
+from tileops_dsl.schedule import Advance, Await, Commit, Fence, Land, Meet, Multiply, Operands, Retire, Signal, Sync, op_of
 from tileops_dsl.targets import Target
 
 ORDERS = 3  # one for each haste of what is in flight
+QUIET = (Advance, Await, Commit, Fence, Land, Meet, Operands, Retire, Signal, Sync, ir.Alloc, ir.Wait)  # change no tile
 
 
 def roles(kernel: ir.Kernel, target: Target) -> None:
@@ -32,29 +33,48 @@ def _lines(body) -> set[tuple[type, ir.Location]]:
 
 
 def schedule(kernel: ir.Kernel, target: Target) -> None:
-    """The roles do what the program does, as often, and all but loads in its order on each tile."""
+    """The roles do what the program does, as often, and all but loads in its order on each tile.
+
+    Copies of all threads go beyond the loop, where they write zeros; their product has an iteration or more.
+    """
     programs = [(kernel.body, kernel.roles)]
     if plan.feeds_itself(kernel):  # each group on its own; what orders them, the simulation checks
         programs = [(only(kernel.body, lambda stmt: True, role.groups[0]), (role,)) for role in kernel.roles]
-    for parameters, steps, (body, roles) in itertools.product(ways(kernel), range(6), programs):
+    for parameters, steps, (body, roles) in itertools.product(ways(kernel), range(not target.warp_groups, 6), programs):
         run = Run(numbers(kernel, parameters, steps))
-        program, parts = _done(body, run), [_done(role.body, run) for role in roles]
-        same = Counter(program[None]) == Counter(load for part in parts for load in part[None])
+        program, parts = _done(body, run, target), [_done(role.body, run, target) for role in roles]
+        wanted, loads = Counter(program[None]), Counter(load for part in parts for load in part[None])
+        same = wanted == (loads if target.warp_groups else {load: loads[load] for load in wanted})
         for tile in {tile for part in (program, *parts) for tile in part} - {None}:
             same &= program[tile] == [what for part in parts for what in part[tile]]
         require(same, f"the roles do not do what the program does, for {steps} steps", "pipeline", kernel.location)
 
 
-def _done(body, run: Run) -> dict:
-    """What is done to each tile, in order; and all loads."""
-    quiet, done = (Advance, Await, Fence, Meet, Retire, Signal, Sync, ir.Alloc, ir.Wait), defaultdict(list)
-    tiles: dict[int, set] = {}  # by the id of a statement
-    for event in (e for e in events(body, run) if not isinstance(e.stmt, quiet)):
-        load = plan.is_load(event.op)
+def _done(body, run: Run, target: Target) -> dict:
+    """What is done to each tile, in order (by products to their registers: the rest is the simulation's); and all loads."""
+    done, tiles = defaultdict(list), {}  # by the id of a statement
+    for event in (e for e in events(body, run) if not isinstance(e.stmt, QUIET)):
+        op, load = event.op, plan.is_load(event.op)
         what = meaning(event), None if load else tuple(event.values.items())
-        for tile in tiles.get(id(event.op)) or tiles.setdefault(id(event.op), {None} if load else set(plan.named(event.op))):
-            done[tile].append(what)
+        parts = [what] if target.warp_groups else _of_threads(event, what)
+        if id(op) not in tiles:
+            named = {tile for tile in plan.named(op) if tile.scope == "fragment" or not isinstance(op, ir.Gemm)}
+            tiles[id(op)] = {None} if load else named
+        for tile in tiles[id(op)]:
+            done[tile] += parts
     return done
+
+
+def _of_threads(event: Event, what: tuple) -> list:
+    """A product is its steps of K, and what it clears before."""
+    match event.stmt:
+        case ir.Fill():
+            return ["clear"]
+        case Multiply(step=step):
+            return [(*what, step)]
+        case ir.Gemm(a=a, transpose_a=turned, clear=clear):
+            return ["clear"] * number(clear, event.values) + [(*what, q) for q in range(a.shape[not turned] // 16)]
+    return [what]
 
 
 def views(kernel: ir.Kernel, target: Target) -> None:
