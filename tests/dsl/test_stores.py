@@ -1,4 +1,4 @@
-"""What a group writes into shared memory and stores: how far it waits for its stores. The simulation shows that it is enough."""
+"""What a group stores: how far it waits for its stores. The simulation shows that it is far enough."""
 
 import pytest
 
@@ -13,8 +13,6 @@ A = T.Tensor((m, k), "bfloat16", vector=8)
 B = T.Tensor((n, k), "bfloat16", vector=8)
 C = T.Tensor((m, n), "bfloat16", vector=8)
 FLAG = T.Scalar("int32")
-
-
 PARTS = 4
 
 

@@ -34,10 +34,5 @@ def _barriers(kernel: ir.Kernel):
         expected = sum(kernel.layouts[load.dst].bytes for load in loads)
         yield Barrier(f"{ring.prefix}full", "full", ring, common, 1 if common else groups, 1, expected)
         if common:
-            yield Barrier(f"{ring.prefix}empty", "empty", ring, True, 1, releases(kernel, ring), 0)
-
-
-def releases(kernel: ir.Kernel, ring) -> int:
-    """Arrivals that hand back a stage: a thread of each group of each peer; without peers each warp."""
-    groups = sharing(kernel)
-    return groups * (peers(kernel, ring) if peers(kernel, ring) > 1 else 4)
+            each = peers(kernel, ring) if peers(kernel, ring) > 1 else 4  # a thread of the group for each peer, or each warp
+            yield Barrier(f"{ring.prefix}empty", "empty", ring, True, 1, sharing(kernel) * each, 0)

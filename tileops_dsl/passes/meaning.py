@@ -109,12 +109,9 @@ def number(expr: ir.Expr, values: Values, lengths: bool = False) -> int:
         return True
     if isinstance(expr, ir.Element):  # any number; another one elsewhere
         return functools.reduce(lambda before, index: 8 * before + number(index, values), expr.indices, 0)
-    function = {"min": min, "max": max, "select": _select}.get(expr.op) or getattr(operator, expr.op)
+    choice = {"min": min, "max": max, "select": lambda condition, a, b: a if condition else b}
+    function = choice.get(expr.op) or getattr(operator, expr.op)
     return function(*(number(arg, values, lengths) for arg in expr.args))
-
-
-def _select(condition: bool, a: int, b: int) -> int:
-    return a if condition else b
 
 
 def meaning(event: Event) -> tuple:

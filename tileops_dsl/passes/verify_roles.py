@@ -10,11 +10,11 @@ from tileops_dsl.instruction_layouts import SharedTile
 from tileops_dsl.passes.meaning import Event, Run, events, meaning, number, numbers, views_of, ways
 from tileops_dsl.passes.roles import only
 from tileops_dsl.passes.simulate import Fault, simulate
-from tileops_dsl.schedule import Advance, Await, Commit, Fence, Land, Meet, Multiply, Operands, Retire, Signal, Sync, op_of
+from tileops_dsl.schedule import Land, Multiply, Operands, op_of
 from tileops_dsl.targets import Target
 
 ORDERS = 3  # one for each haste of what is in flight
-QUIET = (Advance, Await, Commit, Fence, Land, Meet, Operands, Retire, Signal, Sync, ir.Alloc, ir.Wait)  # change no tile
+WORK = ir.Copy | ir.Gemm | ir.Parallel | ir.Reduce  # and T.fill, which a pass may add
 
 
 def roles(kernel: ir.Kernel, target: Target) -> None:
@@ -28,8 +28,7 @@ def roles(kernel: ir.Kernel, target: Target) -> None:
 
 def _lines(body) -> set[tuple[type, ir.Location]]:
     """Where the program says the work that is done."""
-    works = ir.Copy | ir.Gemm | ir.Parallel | ir.Reduce
-    return {(type(op), op.location) for op in map(op_of, ir.walk(body)) if isinstance(op, works)}
+    return {(type(op), op.location) for op in map(op_of, ir.walk(body)) if isinstance(op, WORK)}
 
 
 def schedule(kernel: ir.Kernel, target: Target) -> None:
@@ -53,7 +52,7 @@ def schedule(kernel: ir.Kernel, target: Target) -> None:
 def _done(body, run: Run, target: Target) -> dict:
     """What is done to each tile, in order (by products to their registers: the rest is the simulation's); and all loads."""
     done, tiles = defaultdict(list), {}  # by the id of a statement
-    for event in (e for e in events(body, run) if not isinstance(e.stmt, QUIET)):
+    for event in (e for e in events(body, run) if isinstance(e.op, WORK | ir.Fill) and not isinstance(e.stmt, Land | Operands)):
         op, load = event.op, plan.is_load(event.op)
         what = meaning(event), None if load else tuple(event.values.items())
         parts = [what] if target.warp_groups else _of_threads(event, what)
