@@ -5,7 +5,7 @@ import pytest
 import tileops_dsl.language as T
 from tileops_dsl import ir
 from tileops_dsl.passes import run_passes
-from tileops_dsl.schedule import Retire
+from tileops_dsl.schedule import Retire, Sync, Unrolled
 from tileops_dsl.targets import TARGETS
 
 m, n, k = T.dynamic("m, n, k", "int32")
@@ -78,3 +78,29 @@ def pending(kernel: ir.Kernel) -> list[int]:
 ])  # fmt: skip
 def test_stores_that_may_be_unfinished(epilogue, stages, expected):
     assert pending(program(epilogue, stages)) == expected
+
+
+def test_a_vector_of_each_iteration():
+    """Its writer meets its readers, and they the next writer."""
+
+    @T.prim_func
+    def kernel(a: A, b: B, w: T.Tensor((n,), "any")):
+        with T.Kernel(threads=256):
+            a_tile = T.alloc_shared((128, 64), "bfloat16")
+            b_tile = T.alloc_shared((128, 64), "bfloat16")
+            row_part = T.alloc_shared((128,), "float32")
+            part = T.alloc_fragment((128,), "float32")
+            acc = T.alloc_fragment((128, 128), "float32")
+            for row, column in T.Persistent((T.ceildiv(m, 128), T.ceildiv(n, 128))):
+                for i in T.Pipelined(T.ceildiv(k, 64), num_stages=2):
+                    T.copy(a[row * 128, i * 64], a_tile)
+                    T.copy(b[column * 128, i * 64], b_tile)
+                    T.gemm(a_tile, b_tile, acc, transpose_B=True, clear_accum=i == 0)
+                T.copy(w[column * 128], part, fill=0.0, absent=0.0)
+                for _e in T.Pipelined(PARTS, num_stages=1):
+                    T.copy(part, row_part)
+                    for r, j in T.Parallel(128, 128):
+                        acc[r, j] = acc[r, j] + row_part[j]
+
+    loop = next(s for s in ir.walk(run_passes(kernel, TARGETS["sm_90a"]).roles[1].body) if isinstance(s, Unrolled))
+    assert [type(s) for s in loop.body] == [Sync, ir.Copy, Sync, ir.Parallel]

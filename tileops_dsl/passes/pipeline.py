@@ -117,8 +117,8 @@ def _consume(kernel: ir.Kernel, role: Role) -> Role:
             body += products.straight(stored(plain(stmt), ZERO))
     body = [*ahead, *anew(chunked(body + products.retire()), stores)]
     before, body, behind = _in_turns(body, tiles.location) if tiles.alternate else ((), body, ())
-    body = exchanged(exchanged(body, touched := set()), touched)  # behind the tile before
-    return replace(role, body=(*before, replace(tiles, body=body), *behind, *last_wait(stores)))
+    body = exchanged((replace(tiles, body=tuple(body)),), set())
+    return replace(role, body=(*before, *body, *behind, *last_wait(stores)))
 
 
 def _in_turns(body: list[ir.Stmt], where: ir.Location):

@@ -44,8 +44,9 @@ def unrolled(loop: ir.Pipelined, rings, stores: list[ir.Copy], ahead: list[ir.St
             more = ir.Call("bool", "lt", (var, ir.Const("int32", extent - ring.stages)))
             refills.append(_instead(alone, ir.If(where, more, (*reads, expects, Issue(where, later, var)))))
     body = [s for stmt in only(loop.body, lambda stmt: not is_load(stmt)) for s in stored(stmt, loop.var)]
-    last = body.pop() if isinstance(body[-1], One) else One(loop.location, ())
-    body.append(replace(last, body=(*last.body, *refills)))
+    if refills:
+        last = body.pop() if isinstance(body[-1], One) else One(loop.location, ())
+        body.append(replace(last, body=(*last.body, *refills)))
     return Unrolled(loop.location, loop.var, extent, tuple(anew(chunked(body), stores, loads, extent, ring)))
 
 
@@ -93,7 +94,9 @@ def exchanged(body, touched: set[tuple[ir.Buffer, bool]]) -> tuple[ir.Stmt, ...]
     for stmt in body:
         if hasattr(stmt, "body") and not isinstance(stmt, ir.Parallel | Chunks):
             before = set(touched)
-            stmt = replace(stmt, body=exchanged(stmt.body, touched))
+            loops = isinstance(stmt, ir.Persistent | ir.Pipelined | Unrolled)
+            for _ in range(2 if loops else 1):  # one iteration behind another
+                stmt = replace(stmt, body=exchanged(stmt.body, touched))
             touched |= before if isinstance(stmt, ir.If) else set()
         touches = ((tile, bool(writes)) for writes, tiles in enumerate(accesses(stmt)) for tile in tiles)
         own = {(tile, writes) for tile, writes in touches if tile.scope == "shared" and len(tile.shape) == 1}
