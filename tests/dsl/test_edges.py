@@ -12,10 +12,9 @@ from tileops_dsl import ir
 from tileops_dsl.codegen.roles import emit_roles
 from tileops_dsl.errors import TileError
 from tileops_dsl.passes import edges, groups, run_passes
-from tileops_dsl.passes.barriers import derive_barriers
 from tileops_dsl.passes.meaning import ways
 from tileops_dsl.passes.roles import assign_roles
-from tileops_dsl.passes.shared_memory import plan_shared_memory
+from tileops_dsl.passes.shared_memory import derive_barriers, plan_shared_memory
 from tileops_dsl.passes.simulate import Fault, Machine, simulate
 from tileops_dsl.passes.tiles import infer_tiles
 from tileops_dsl.passes.verify import verify

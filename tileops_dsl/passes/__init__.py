@@ -2,12 +2,11 @@
 
 from tileops_dsl import ir
 from tileops_dsl.passes import groups, portable
-from tileops_dsl.passes.barriers import derive_barriers
 from tileops_dsl.passes.budgets import budget_registers, whole_share
 from tileops_dsl.passes.layouts import infer_layouts
 from tileops_dsl.passes.pipeline import pipeline
 from tileops_dsl.passes.roles import assign_roles
-from tileops_dsl.passes.shared_memory import plan_shared_memory
+from tileops_dsl.passes.shared_memory import derive_barriers, plan_shared_memory
 from tileops_dsl.passes.tiles import infer_tiles
 from tileops_dsl.passes.verify import of_kind, unchanged, verify
 from tileops_dsl.targets import Target

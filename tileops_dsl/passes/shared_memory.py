@@ -1,8 +1,12 @@
-"""The shared-memory plan: a byte range for each tile, and for each reduction whose row spans several warps.
+"""The shared-memory plan: a byte range for each tile, for each reduction whose row spans several warps, and for the barriers.
 
 Every reduction has a range of its own, so one barrier for each is enough; in a loop, a second one separates iterations.
 A tile has its stages one behind the other, and all of them for each group that has its own. Swizzled tiles come first, so that
 their alignment leaves no gaps.
+
+The mbarriers have their arrivals and bytes here; their ends stand in the schedule. Between producer and consumers each
+ring has `full` (its copies have arrived) and `empty` (its products have read); for loads that a group issues itself, there is
+`full` only.
 """
 
 from dataclasses import replace
@@ -10,7 +14,8 @@ from dataclasses import replace
 from tileops_dsl import ir
 from tileops_dsl.instruction_layouts import SharedTile
 from tileops_dsl.layouts import VectorisedRows
-from tileops_dsl.plan import buffer_bytes
+from tileops_dsl.plan import boxes, buffer_bytes, consumers, feeds_itself, is_common, loads_of, peers, sharing
+from tileops_dsl.schedule import Barrier
 from tileops_dsl.targets import Target
 
 
@@ -31,3 +36,29 @@ def plan_shared_memory(kernel: ir.Kernel, target: Target) -> ir.Kernel:
     for buffer, view in ((b, b.alias) for b in kernel.layouts if b.alias):
         plan[buffer] = plan[view.buffer] + view.origin[1].value * view.shape[0] * ir.DTYPES[view.dtype]
     return replace(kernel, shared=plan, shared_bytes=offset)
+
+
+def derive_barriers(kernel: ir.Kernel, target: Target) -> ir.Kernel:
+    barriers, offset = [], kernel.shared_bytes
+    for barrier in _barriers(kernel):
+        barriers.append(replace(barrier, offset=offset))
+        offset += 8 * barrier.count
+    return replace(kernel, barriers=tuple(barriers), shared_bytes=offset)
+
+
+def _barriers(kernel: ir.Kernel):
+    for ring in kernel.rings:
+        groups = len(consumers(kernel).groups)
+        loads = loads_of(kernel, ring)
+        if not loads:
+            continue
+        common = is_common(kernel, ring.buffers[0])
+        if feeds_itself(kernel):  # a barrier for each box
+            (tile,), count = ring.buffers, len(boxes(ring.buffers[0]))
+            yield Barrier(f"{ring.prefix}full", "full", ring, True, count, 1, kernel.layouts[tile].bytes // count)
+            continue
+        expected = sum(kernel.layouts[load.dst].bytes for load in loads)
+        yield Barrier(f"{ring.prefix}full", "full", ring, common, 1 if common else groups, 1, expected)
+        if common:
+            each = peers(kernel, ring) if peers(kernel, ring) > 1 else 4  # a thread of the group for each peer, or each warp
+            yield Barrier(f"{ring.prefix}empty", "empty", ring, True, 1, sharing(kernel) * each, 0)

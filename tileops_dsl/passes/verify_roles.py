@@ -136,10 +136,8 @@ def barriers(kernel: ir.Kernel, target: Target) -> None:
 
 def relevant(kernel: ir.Kernel) -> list[dict[str, int]]:
     """The ways that differ in what happens in shared memory: a condition around fragments only is taken as it comes first."""
-    names = set()
-    for stmt in (s for s in ir.walk(kernel.body) if isinstance(s, ir.If)):
-        if any(buffer in kernel.shared for inner in stmt.body for buffer in plan.named(inner)):
-            names |= {e.name for e in ir.subexprs(stmt.condition) if isinstance(e, ir.Var)}
+    around = [s for s in ir.walk(kernel.body) if isinstance(s, ir.If) and kernel.shared.keys() & set(plan.named(s))]
+    names = {e.name for stmt in around for e in ir.subexprs(stmt.condition) if isinstance(e, ir.Var)}
     chosen: dict[tuple, dict[str, int]] = {}
     for way in ways(kernel):
         chosen.setdefault(tuple(value for name, value in way.items() if name in names), way)
