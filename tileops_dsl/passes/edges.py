@@ -157,8 +157,7 @@ class _Program:
                 waiting, place = self.full.setdefault(first.event.op, []), self.level(second, first)
                 waiting += [place] if place not in waiting else []
         elif first.group == second.group:
-            copies = isinstance(first.event.op, ir.Copy) and isinstance(second.event.op, ir.Copy)  # each thread its elements
-            if _by_threads(first) and second.met <= first.index and not (copies and _by_threads(second)):
+            if _by_threads(first) and second.met <= first.index and not _own_elements(first, second):
                 self.exchanges[first.event.stmt] = None
         elif not _knows(second, first):
             if first.done is None or not _same_iteration(first, second):
@@ -204,6 +203,13 @@ def _shared(tiles: list[ir.Tile]) -> set[tuple[ir.Buffer, int]]:
 def _by_threads(step: Step) -> bool:
     """Whether the threads of the group access memory themselves."""
     return not (isinstance(step.event.op, ir.Gemm) or is_load(step.event.op) or is_store(step.event.op))
+
+
+def _own_elements(first: Step, second: Step) -> bool:
+    """Whether copies between a fragment and a tile give each thread its own; of a vector its warp, which meets behind it."""
+    a, b = first.event.op, second.event.op
+    copies = isinstance(a, ir.Copy) and isinstance(b, ir.Copy) and _by_threads(second)
+    return copies and not (a.src == b.dst and a.src.scope == "shared" and len(b.dst.shape) == 1)
 
 
 def _own_load(store: Step, load: Step) -> bool:

@@ -181,10 +181,10 @@ class Agent:
         return range(self.kernel.ctas if by_producer else 2)
 
     def on_others(self, event: Event):
-        """By the group's own threads: a tile as matrices, each its own part; a vector by columns."""
+        """By the group's own threads: a tile as matrices or a copy of rows, each its own part; a vector by columns."""
         self.check_registers(event)
         for box in shared_reads(event.op):
-            parts = self.parts(box[0]) if len(box[0].shape) == 1 else (self.who,)
+            parts = self.parts(box[0]) if len(box[0].shape) == 1 and not isinstance(event.op, ir.Copy) else (self.who,)
             self.check(event, box, self.place(box[0], event), parts, by_tma=False)
         for box in shared_writes(event.op):
             tile = self.machine.tile(self.cta, self.copy, box, self.place(box[0], event))
