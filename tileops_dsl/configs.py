@@ -172,11 +172,6 @@ class MlaConfig(Config):
 KINDS = {"gemm": GemmConfig, "flash_attention": AttentionConfig, "mla_decode": MlaConfig}
 
 
-def in_library(op: str) -> bool:
-    """Whether its kernels are built."""
-    return KINDS.get(op, RowConfig).table is not None
-
-
 def load(op: str) -> list[Config]:
     """The rows of an operator, in order of preference."""
     path = CONFIGS / f"{op}.json"

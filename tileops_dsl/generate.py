@@ -20,8 +20,8 @@ import tempfile
 from functools import partial
 from pathlib import Path
 
-from tileops_dsl import configs, output
-from tileops_dsl.kernels import PROGRAMS
+from tileops_dsl import output
+from tileops_dsl.kernels import LIBRARY, PROGRAMS
 from tileops_dsl.targets import TARGETS
 
 ROOT = Path(__file__).parent.parent
@@ -39,7 +39,7 @@ def main(argv: list[str] | None = None) -> int:
     arguments = parser.parse_args(argv)
     if arguments.diff:
         return print_diff(arguments)
-    ops, targets = arguments.only or list(filter(configs.in_library, PROGRAMS)), arguments.target or list(TARGETS)
+    ops, targets = arguments.only or LIBRARY, arguments.target or list(TARGETS)
     write(arguments.out, output.generate(ops, targets, arguments.build, partial(dump, arguments.dump)))
     return 0
 
