@@ -156,8 +156,20 @@ class MlaConfig(Config):
 
     tile: tuple[int, int, int, int]
 
+    table = None  # of csrc/variant.h: the operator does not call it yet, and the library goes without
+    facts = ("tile",)
+    dtypes = property(lambda self: (SHORT[self.x],))  # one for all
+    params = property(lambda self: f"{self.op}_{self.target}_params")
+    file = property(lambda self: self.name)
+    plain = True
 
-KINDS = {"gemm": GemmConfig, "flash_attention": AttentionConfig}
+    @property
+    def name(self) -> str:
+        """mla_decode_sm_90a_bf16_64x64x576x512."""
+        return "_".join((self.op, self.target, *self.dtypes, "x".join(map(str, self.tile))))
+
+
+KINDS = {"gemm": GemmConfig, "flash_attention": AttentionConfig, "mla_decode": MlaConfig}
 
 
 def load(op: str) -> list[Config]:

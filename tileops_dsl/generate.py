@@ -1,7 +1,7 @@
 """Write the CUDA sources: python -m tileops_dsl.generate [options]
 
 --out DIR      where to (csrc/generated)
---only OP      one operator
+--only OP      one operator; without it, all that the library has
 --target T     sm_90a or portable (repeatable); without it, both
 --build MODE   smoke: one bfloat16 kernel per operator and target; all (or local): every row of configs/
 --dump DIR     the IR after each pass that changed it, one file per kernel and pass
@@ -21,7 +21,7 @@ from functools import partial
 from pathlib import Path
 
 from tileops_dsl import output
-from tileops_dsl.kernels import PROGRAMS
+from tileops_dsl.kernels import LIBRARY, PROGRAMS
 from tileops_dsl.targets import TARGETS
 
 ROOT = Path(__file__).parent.parent
@@ -39,7 +39,7 @@ def main(argv: list[str] | None = None) -> int:
     arguments = parser.parse_args(argv)
     if arguments.diff:
         return print_diff(arguments)
-    ops, targets = arguments.only or list(PROGRAMS), arguments.target or list(TARGETS)
+    ops, targets = arguments.only or LIBRARY, arguments.target or list(TARGETS)
     write(arguments.out, output.generate(ops, targets, arguments.build, partial(dump, arguments.dump)))
     return 0
 

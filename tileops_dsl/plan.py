@@ -1,9 +1,11 @@
 """Questions about a kernel with roles that passes and code generation ask alike."""
 
+from dataclasses import replace
+
 from tileops_dsl import ir
 from tileops_dsl.instruction_layouts import SharedTile, WgmmaAccumulator
 from tileops_dsl.layouts import VectorisedRows
-from tileops_dsl.schedule import Barrier, Chunks, Issue, Ring, Role, op_of
+from tileops_dsl.schedule import Barrier, Chunks, Issue, Retire, Ring, Role, op_of
 
 GROUP = 128  # threads of a warp group
 
@@ -25,6 +27,11 @@ def sharing(kernel: ir.Kernel) -> int:
     """Groups that divide the rows of a tile; of those that alternate, or that T.ws names, each has its own."""
     groups = len(consumers(kernel).groups)
     return 1 if groups == 1 or tile_loop(kernel).alternate else groups
+
+
+def divides_rows(kernel: ir.Kernel) -> bool:
+    """Whether a group has a part of a tile's rows, which begins where its number says."""
+    return not feeds_itself(kernel) and not tile_loop(kernel).alternate
 
 
 def feeds_itself(kernel: ir.Kernel) -> bool:
@@ -67,6 +74,12 @@ def layout_rows(kernel: ir.Kernel, buffer: ir.Buffer) -> int:
     return buffer.shape[0] // (1 if is_common(kernel, buffer) else sharing(kernel))
 
 
+def tile_layout(kernel: ir.Kernel, tile: ir.Tile) -> SharedTile:
+    """Of a view, as if it were a tile: whole boxes of one."""
+    layout = kernel.layouts[ir.buffer_of(tile)]
+    return replace(layout, columns=tile.shape[1]) if isinstance(tile, ir.View) else layout
+
+
 def ring_of(kernel: ir.Kernel, buffer: ir.Buffer) -> Ring | None:
     return next((ring for ring in kernel.rings if buffer in ring.buffers), None)
 
@@ -100,7 +113,7 @@ def peers(kernel: ir.Kernel, ring: Ring) -> int:
 
 def box(kernel: ir.Kernel, stmt: ir.Copy) -> tuple[int, int]:
     """Columns and rows that one TMA instruction moves."""
-    tile = kernel.layouts[stmt.tile]
+    tile = tile_layout(kernel, stmt.tile)
     return tile.box_columns, tile.rows // (kernel.ctas if stmt.multicast else 1)
 
 
@@ -109,8 +122,18 @@ def tma_tensors(kernel: ir.Kernel) -> dict[ir.Tensor, tuple[SharedTile, tuple[in
     found = {}
     for stmt in ir.walk(kernel.body):
         if is_load(stmt) or is_store(stmt):
-            found.setdefault(stmt.region.tensor, (kernel.layouts[stmt.tile], box(kernel, stmt)))
+            found.setdefault(stmt.region.tensor, (tile_layout(kernel, stmt.tile), box(kernel, stmt)))
     return {tensor: found[tensor] for tensor in kernel.tensors if tensor in found}
+
+
+def flying(stmts, before: tuple[ir.Gemm, ...]) -> tuple[ir.Gemm, ...]:
+    """The products that may be unfinished behind the statements of a group, of those `before` and their own."""
+    for stmt in ir.walk(stmts):
+        if isinstance(stmt, Issue) and isinstance(stmt.op, ir.Gemm):
+            before = (*before, stmt.op)
+        elif isinstance(stmt, Retire):
+            before = tuple(gemm for gemm in before if gemm not in stmt.of)
+    return before
 
 
 def accesses(stmt: ir.Stmt) -> tuple[list[ir.Tile], list[ir.Tile]]:

@@ -1,7 +1,7 @@
 """What was decided about a kernel: the comment at the head of its text, and of one with roles the schedule report beside it."""
 
 from tileops_dsl import ir, plan
-from tileops_dsl.configs import SHORT, AttentionConfig, GemmConfig, RowConfig
+from tileops_dsl.configs import SHORT, AttentionConfig, GemmConfig, MlaConfig, RowConfig
 from tileops_dsl.instruction_layouts import WarpAccumulators
 from tileops_dsl.schedule import Barrier, Retire, Sync
 from tileops_dsl.targets import Target
@@ -23,8 +23,9 @@ def _comment(lines: list[str]) -> str:
     return "\n".join(f"// {line}".rstrip() for line in lines) + "\n"
 
 
-def header(config: GemmConfig | AttentionConfig, kernel: ir.Kernel) -> str:
-    lines = [f"{config.name}: tile {' x '.join(map(str, config.tile))}, {config.stages} stages", _threads(kernel)]
+def header(config: GemmConfig | AttentionConfig | MlaConfig, kernel: ir.Kernel) -> str:
+    stages = "" if isinstance(config, MlaConfig) else f", {config.stages} stages"
+    lines = [f"{config.name}: tile {' x '.join(map(str, config.tile))}{stages}", _threads(kernel)]
     if isinstance(config, GemmConfig):
         lines += [f"Cluster of {kernel.ctas} CTAs; tiles in groups of {config.group_size} clusters of rows"]
         lines += [f"c is stored {config.store_columns} columns at a time"]
@@ -33,6 +34,8 @@ def header(config: GemmConfig | AttentionConfig, kernel: ir.Kernel) -> str:
 
 def _threads(kernel: ir.Kernel) -> str:
     groups = plan.consumers(kernel).groups
+    if plan.feeds_itself(kernel):
+        return f"{len(kernel.roles)} warp groups, which load and multiply"
     if kernel.barriers:
         how = "take tiles in turn" if plan.tile_loop(kernel).alternate else "multiply"
         rows = f"{64 * plan.blocks(kernel)} rows each"
@@ -41,8 +44,10 @@ def _threads(kernel: ir.Kernel) -> str:
     return f"{layout.down} x {layout.across} warps of {layout.rows // layout.down} x {layout.columns // layout.across}"
 
 
-def report(config: GemmConfig | AttentionConfig, kernel: ir.Kernel, target: Target) -> str:
+def report(config: GemmConfig | AttentionConfig | MlaConfig, kernel: ir.Kernel, target: Target) -> str:
     """The schedule, and what a product of M x N x K costs."""
+    if isinstance(config, MlaConfig):
+        return "\n".join([config.name, *map(str, kernel.rings), "", *_tables(kernel), "", *_tensor_maps(kernel), ""])
     tiles, extents = plan.tile_loop(kernel), config.tile
     lines = [
         config.name,
@@ -82,6 +87,8 @@ def _barriers(kernel: ir.Kernel) -> list[str]:
         orders = [s for s in ir.walk(consumers.body) if isinstance(s, Retire | Sync)]
         return [title, *(f"  {s.location}: {s if isinstance(s, Retire) else 'barrier'}" for s in orders)]
     lines = ["Barriers: arrivals and bytes that complete a phase", *(_barrier(kernel, b) for b in kernel.barriers)]
+    if plan.feeds_itself(kernel):
+        return lines
     lines += [f"  named {', '.join(map(str, consumers.groups))}: the 128 threads of a consumer group each"]
     return lines + ["  named 3, 4: the turns of groups 1 and 2"] * plan.tile_loop(kernel).alternate
 
@@ -97,7 +104,7 @@ def _barrier(kernel: ir.Kernel, barrier: Barrier) -> str:
 
 def _registers(kernel: ir.Kernel) -> list[str]:
     fragments = [b for b in kernel.layouts if b.scope == "fragment"]
-    held = ", ".join(f"{b.name} {plan.registers(kernel, b)} x {SHORT[b.dtype]}" for b in fragments)
+    held = ", ".join(f"{b.name} {plan.registers(kernel, b)} x {SHORT.get(b.dtype, b.dtype)}" for b in fragments)
     budgets = "; ".join(f"{r.registers} for the {r.name}" for r in kernel.roles if r.registers)
     return [f"Registers of a thread: {budgets}".rstrip(), f"  {held}"]
 

@@ -28,7 +28,7 @@ def test_store_outside_parallel():
         tile[0, 0] = 1.0  # here
 
 
-@rejected("rest is not computed once for a tile", "T.let of an expression, in a kernel with T.Persistent")
+@rejected("rest is not computed once for a tile", "T.let of an expression, in a kernel with T.Persistent or T.ws")
 def test_a_named_number_of_a_kernel_with_a_grid(x: X):
     with T.Kernel(T.ceildiv(cols, 4), threads=128):
         T.let("rest", cols - 1)  # here

@@ -1,19 +1,15 @@
 """The words of expert programs: what they record, and each error that they raise. The program is mla_decode."""
 
-import importlib.util
-import sys
-from pathlib import Path
-
 import pytest
 from rejected import rejected
 
 import tileops_dsl.language as T
 from tileops_dsl import configs, ir
 from tileops_dsl.errors import TileError
+from tileops_dsl.kernels import PROGRAMS
 from tileops_dsl.passes.verify import verify
 from tileops_dsl.targets import TARGETS
 
-PROGRAMS = Path(__file__).parents[1] / "golden" / "programs"
 n, m = T.dynamic("n, m", "int32")
 X = T.Tensor((n, m), "bfloat16", vector=8)
 F = T.Tensor((n, m), "float32")
@@ -21,17 +17,7 @@ TABLE = T.Tensor((n, m), "int32")
 
 
 def recorded() -> ir.Kernel:
-    """mla_decode, whose modules stand beside the golden text."""
-    modules = {}
-    with pytest.MonkeyPatch.context() as patch:
-        for name in ("attention", "mla_decode"):
-            spec = importlib.util.spec_from_file_location(f"tileops_dsl.kernels.{name}", PROGRAMS / f"{name}.py")
-            modules[name] = importlib.util.module_from_spec(spec)
-            patch.setitem(sys.modules, spec.name, modules[name])
-            patch.setattr(sys.modules["tileops_dsl.kernels"], name, modules[name], raising=False)
-            spec.loader.exec_module(modules[name])
-        tile = 64, 64, 576, 512
-        return modules["mla_decode"].mla_decode(configs.MlaConfig("mla_decode", "sm_90a", "bfloat16", "bfloat16", tile))
+    return PROGRAMS["mla_decode"](configs.load("mla_decode")[0])
 
 
 @pytest.fixture(scope="module")

@@ -95,9 +95,14 @@ DECODES = [  # queries, heads, lengths, parts
 ]
 
 
+@pytest.fixture(params=["by hand", "generated"])
+def decode_kernels(request, gpu, tmp_path):
+    by_hand, combine = mla_decode.load()
+    return by_hand if request.param == "by hand" else mla_decode.Generated(folder=tmp_path), combine
+
+
 @pytest.mark.parametrize("queries, heads, lengths, parts", DECODES)
-def test_mla_decode(gpu, torch_rng, queries, heads, lengths, parts):
-    kernels = mla_decode.load()
+def test_mla_decode(gpu, torch_rng, decode_kernels, queries, heads, lengths, parts):
     used = [-(-n // 64) for n in lengths]
     cache = torch.full((sum(used) + 2, 64, 576), torch.nan, dtype=torch.bfloat16)  # NaN behind the last token of a request
     order = torch.randperm(len(cache), generator=torch_rng).int()
@@ -116,6 +121,6 @@ def test_mla_decode(gpu, torch_rng, queries, heads, lengths, parts):
         exact_lse.append(scores.logsumexp(-1))
     sizes = torch.tensor(lengths, dtype=torch.int32)
     for gpu.seed in SEEDS:
-        out, lse = mla_decode.launch(kernels, q, cache, table, sizes, scale, num_parts=parts)
+        out, lse = mla_decode.launch(decode_kernels, q, cache, table, sizes, scale, num_parts=parts)
         assert_close(out, torch.stack(exact), ulps=2)
         assert torch.allclose(lse.double(), torch.stack(exact_lse), atol=5e-3, rtol=0)

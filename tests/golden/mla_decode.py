@@ -1,5 +1,7 @@
 """Launches mla_decode.cu and mla_combine.cu: MLA decode over a paged cache of bfloat16, pages of 64 tokens.
 
+In the place of the text by hand, Generated() launches what the compiler writes from the tile program.
+
 The schedule is made here, on the host: cache_seqlens is read once and remembered as long as it is not written to, so that a
 second call can be captured into a graph. (In the product a kernel makes the schedule.)
 """
@@ -9,6 +11,8 @@ from pathlib import Path
 
 import launch as driver
 import torch
+
+from tileops_dsl import configs, output
 
 HERE = Path(__file__).parent
 PAGE, ROWS, DIM, DIM_V = 64, 64, 576, 512
@@ -62,6 +66,32 @@ def device_schedule(cache_seqlens, num_parts):
     return schedules[key][1:]
 
 
+class Generated:
+    """The compiler's kernel of a configuration, which is written into `folder`."""
+
+    def __init__(self, row=None, folder: Path = driver.CACHE / "generated"):
+        self.row = row or configs.load("mla_decode")[0]
+        made = output.compile_config(self.row)
+        self.entry, self.path = made.entry, folder / f"{self.row.file}.cu"
+        folder.mkdir(parents=True, exist_ok=True)
+        self.path.write_text(output.source_text([made]))
+        (folder / f"{made.params}.h").write_text(output.params_header(made.params, made.fields))
+        self.kernel = driver.load(self.path, self.row.name)
+
+    def __call__(self, tensors, sizes, scalars, grid):
+        """The struct's fields by their names."""
+        values = []
+        for name, ctype, _ in self.entry["params"]:
+            if ctype == "tensor_map":
+                entry = self.entry["maps"][name]
+                values.append(driver.tensor_map(tensors[name], (*entry["box"], 1), entry["swizzle"]))
+            elif name.endswith("_stride"):
+                values += map(driver.I64, tensors[name.removesuffix("_stride")].stride())
+            else:
+                values.append(driver.I32(sizes[name]) if name in sizes else {**tensors, **scalars}[name])
+        self.kernel(driver.pack(*values), grid, self.entry["threads"], self.entry["shared_bytes"])
+
+
 def launch(kernels, q, kv_cache, block_table, cache_seqlens, scale, causal=True, num_parts=None):
     """out [B, Sq, H, 512] and lse [B, H, Sq] (natural logarithm) of q [B, Sq, H, 576] and kv_cache [pages, 64, 576]."""
     decode, combine = kernels
@@ -75,17 +105,18 @@ def launch(kernels, q, kv_cache, block_table, cache_seqlens, scale, causal=True,
     lse = q.new_empty(batch, heads, queries, dtype=torch.float32)
     partial = q.new_empty(max(1, splits), rows, DIM_V, dtype=torch.float32)
     partial_lse = q.new_empty(max(1, splits), rows, dtype=torch.float32)
-    box = (64, 64, 1)
-    params = driver.pack(
-        driver.tensor_map(q.view(batch, rows, DIM), box, 128),
-        driver.tensor_map(kv_cache, box, 128),
-        driver.tensor_map(out.view(batch, rows, DIM_V), box, 128),
-        *(lse, partial, partial_lse, block_table, cache_seqlens, parts, first_split),
-        driver.I64(block_table.stride(0)),
-        *(driver.I32(v) for v in (rows, heads, queries, int(causal))),
-        driver.F32(scale * math.log2(math.e)),
-    )
-    decode(params, (tiles, num_parts), 256, SHARED_BYTES)
+    tensors = {"q": q.view(batch, rows, DIM), "kv_cache": kv_cache, "out": out.view(batch, rows, DIM_V), "lse": lse}
+    tensors |= {"partial": partial, "partial_lse": partial_lse, "block_table": block_table, "cache_seqlens": cache_seqlens}
+    tensors |= {"schedule": parts, "first_split": first_split}
+    scalars = {"causal": driver.I32(int(causal)), "scale_log2": driver.F32(scale * math.log2(math.e))}
+    if isinstance(decode, Generated):
+        sizes = {"n": batch, "rows": rows, "pages": len(kv_cache), "table": block_table.shape[1], "parts": num_parts}
+        decode(tensors, sizes | {"splits": len(partial), "heads": heads, "sq": queries}, scalars, (tiles, num_parts))
+    else:
+        maps = [driver.tensor_map(tensors.pop(name), (64, 64, 1), 128) for name in ("q", "kv_cache", "out")]
+        sizes = driver.I64(block_table.stride(0)), *map(driver.I32, (rows, heads, queries))
+        params = driver.pack(*maps, *tensors.values(), *sizes, *scalars.values())
+        decode(params, (tiles, num_parts), 256, SHARED_BYTES)
     if splits:
         sizes = (driver.I32(v) for v in (rows, heads, queries))
         combine(driver.pack(out, lse, partial, partial_lse, first_split, *sizes), (-(-rows // 8), batch), 256)

@@ -33,14 +33,9 @@ def reduce(w: Writer, stmt: ir.Reduce) -> None:
 def chunks(w: Writer, stmt: Chunks) -> None:
     """`columns` at a time, through shared memory."""
     *work, last = stmt.body
-    tile, layout, per = last.dst, w.kernel.layouts[last.dst], stmt.columns
-    with w.loop("q", tile.shape[1] // per), w.of_blocks():
-        in_box = layout.box_columns // per
-        box = f" + q / {in_box} * {layout.box_bytes // layout.element_bytes}" if tile.shape[1] > layout.box_columns else ""
-        q = f"q % {in_box}" if box else "q"
-        box += f" + h * {64 * layout.box_columns}" * (w.blocks > 1)
-        row = f"{w.at_stage(tile)}{box} + {tile.name}_offset{w.fragments.place(w, layout, q)}"
-        w.line(f"const auto {tile.name}_row = {row};")
+    tile, per = ir.buffer_of(last.dst), stmt.columns
+    with w.loop("q", last.dst.shape[1] // per), w.of_blocks():
+        q = w.declare_row(last.dst, per)
         for inner in work:
             _chunk(w, inner, tile, per, q)
         w.quote(last.location)
@@ -70,7 +65,7 @@ def _loop(w: Writer, stmt: ir.Parallel, registers: int, start: str) -> None:
         value = store.value.value if pairs else store.value
         target, at = ir.buffer_of(store.buffer).name, _register(w, store.buffer, start, "", stmt)
         shared = [] if w.blocks > 1 and not start and len(stmt.vars) == 2 else None
-        values = [_value(w, value, start, odd, stmt, shared) for odd in (("", " + 1") if pairs else ("",))]
+        values = [element(w, value, start, odd, stmt, shared) for odd in (("", " + 1") if pairs else ("",))]
         head = f"for (int x = 0; x < {registers}; {'x += 2' if pairs else '++x'})"
         assignment = f"round_pair({target}, {at}, {', '.join(values)});" if pairs else f"{target}[{at}] = {values[0]};"
         w.line("TILEOPS_UNROLL")
@@ -104,7 +99,7 @@ def _register(w: Writer, tile: ir.Tile, start: str, odd: str | None, stmt: ir.St
     return " + ".join(terms if odd is None else [*terms, f"x{odd}"])
 
 
-def _value(w: Writer, value: ir.Expr, start: str, odd: str, stmt: ir.Parallel, shared: list | None) -> str:
+def element(w: Writer, value: ir.Expr, start: str, odd: str, stmt: ir.Parallel, shared: list | None = None) -> str:
     """The expression; words that read shared memory for all blocks of rows go to `shared`."""
     table = {}
     for load in {load for load in ir.loads(value) if load.buffer.scope == "shared"}:
@@ -143,6 +138,8 @@ def _numbers(w: Writer, start: str, odd: str, stmt: ir.Parallel) -> dict[ir.Expr
         match expr:
             case ir.Call(op="lt", args=(ir.Call(dtype=dtype, op="add", args=(a, b)), limit)) if [b] == columns:
                 if b not in {*ir.subexprs(a), *ir.subexprs(limit)}:
+                    for load in ir.loads(limit):  # of its row
+                        table[load] = ir.Var(dtype, f"{load.buffer.name}[{_register(w, load.buffer, start, odd, stmt)}]")
                     own, others = w.fragments.column_parts(w, x)
                     bound = ir.Call(dtype, "sub", (ir.Call(dtype, "sub", (limit, a)), ir.Var(dtype, others)))
                     table[expr] = ir.Var("bool", f"{own} < {w.number(ir.replaced(bound, table))}")

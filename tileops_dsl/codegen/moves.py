@@ -20,19 +20,22 @@ def issue_copy(w: Writer, stmt: Issue) -> None:
         start = w.at_stage(tile)
         start += f" + {number * layout.box_bytes // layout.element_bytes}" if number else ""
         start += f" + rank * {rows * columns}" if op.multicast else ""
-        at = _coordinates(w, op, number * columns, rows)
+        at = coordinates(w, op, number * columns, rows)
         if not loads:
             w.line(f"tma_store(p.{tensor.name}, {at}, {start}, {w.site(stmt)});")
             continue
         barrier = w.slot(plan.barrier_of(kernel, plan.ring_of(kernel, tile), "full"))
         word, ctas = ("tma_load_multicast", f", {2**kernel.ctas - 1}") if op.multicast else ("tma_load", "")
-        hint = f"<L2::{HINTS[op.eviction]}>" if op.eviction else ""
-        w.line(f"{word}{hint}({start}, p.{tensor.name}, {at}, {barrier}{ctas}, {w.site(stmt)});")
+        w.line(f"{word}{hint(op)}({start}, p.{tensor.name}, {at}, {barrier}{ctas}, {w.site(stmt)});")
     if not loads:
         w.line(f"store_commit({w.site(stmt)});")
 
 
-def _coordinates(w: Writer, op: ir.Copy, column: int, rows: int) -> str:
+def hint(op: ir.Copy) -> str:
+    return f"<L2::{HINTS[op.eviction]}>" if op.eviction else ""
+
+
+def coordinates(w: Writer, op: ir.Copy, column: int | str, rows: int) -> str:
     """Innermost first; a group's own tile and a CTA's part of a tile begin further down."""
     *outer, row, first = (w.number(o) for o in op.region.origin)
     if not plan.is_common(w.kernel, op.tile) and not plan.tile_loop(w.kernel).alternate:

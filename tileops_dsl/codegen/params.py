@@ -8,13 +8,15 @@ CTYPES = {"int64": "int64_t", "int32": "int32_t", "float32": "float"}
 def param_fields(kernel: ir.Kernel) -> list[tuple[str, str, int]]:
     """(name, C type, count): tensor maps, pointers, extents, strides in elements, dtype codes of "any" tensors, scalars, flags.
 
-    Where TMA moves tensors, other vectors have unit stride. Extents of a kernel with a grid are 64-bit.
+    Where TMA moves tensors, other vectors have unit stride. Extents of a row-wise kernel are 64-bit.
     """
     maps = plan.tma_tensors(kernel) if kernel.barriers else {}
-    written = {s.dst.tensor for s in ir.walk(kernel.body) if isinstance(s, ir.Copy) and isinstance(s.dst, ir.Region)}
+    statements = list(ir.walk(kernel.body))
+    written = {s.dst.tensor for s in statements if isinstance(s, ir.Copy) and isinstance(s.dst, ir.Region)}
+    written |= {s.buffer for s in statements if isinstance(s, ir.Store)}
     fields = [(t.name, "tensor_map", 1) for t in maps]
     fields += [(t.name, "void*" if t in written else "const void*", 1) for t in kernel.tensors if t not in maps]
-    fields += [(d.name, "int64_t" if kernel.grid else CTYPES[d.dtype], 1) for d in kernel.dims]
+    fields += [(d.name, "int64_t" if kernel.grid and not kernel.roles else CTYPES[d.dtype], 1) for d in kernel.dims]
     strided = [t for t in kernel.tensors if not maps or (t not in maps and len(t.dims) > 1)]
     fields += [(f"{t.name}_stride", "int64_t", len(t.dims)) for t in strided]
     fields += [(f"{t.name}_dtype", "int32_t", 1) for t in kernel.tensors if t.dtype == "any"]

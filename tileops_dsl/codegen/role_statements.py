@@ -178,12 +178,12 @@ def _product(w: Writer, stmt: Issue) -> None:
     gemm = stmt.op
     several = sum(isinstance(s, ir.Gemm) for s in ir.walk(w.kernel.body)) > 1  # each has its names for itself
     with w.block("") if several else nullcontext():
-        operands, b = _operand_a(w, gemm), Operand(w.kernel.layouts[gemm.b], not gemm.transpose_b)
-        _matrix(w, "b", gemm.b, b, "")
-        operands += f", b + {_step(b)}"
+        operands, b = operand_a(w, gemm), Operand(w.kernel.layouts[gemm.b], not gemm.transpose_b)
+        matrix(w, "b", gemm.b, b, "")
+        operands += f", b + {step(b)}"
         w.line(f"wgmma_fence({w.site(stmt)});")
         to = f"h * {w.span(gemm.c.shape[1])}" if w.blocks > 1 else "0"
-        word = f"wgmma<{gemm.c.shape[1]}>({gemm.c.name}, {to}, {operands}, {_accumulate(w, gemm.clear)}, {w.site(stmt)});"
+        word = f"wgmma<{gemm.c.shape[1]}>({gemm.c.name}, {to}, {operands}, {accumulate(w, gemm.clear)}, {w.site(stmt)});"
         w.line("TILEOPS_UNROLL")
         if w.blocks == 1:
             w.line(f"for (int q = 0; q < {b.steps}; ++q) {word}")
@@ -193,24 +193,24 @@ def _product(w: Writer, stmt: Issue) -> None:
         w.line(f"wgmma_commit({w.site(stmt)});")
 
 
-def _operand_a(w: Writer, gemm: ir.Gemm) -> str:
+def operand_a(w: Writer, gemm: ir.Gemm) -> str:
     """Of instruction q: 8 registers, or the group's rows of a tile that is declared here."""
     if gemm.a.scope == "fragment":
         return f"{gemm.a.name}, {f'h * {w.span(gemm.a.shape[1])} + ' if w.blocks > 1 else ''}q * {w.span(16)}"
-    a = Operand(w.kernel.layouts[gemm.a], gemm.transpose_a)
+    a = Operand(plan.tile_layout(w.kernel, gemm.a), gemm.transpose_a)
     rows = f" + (group - {w.role.groups[0]}) * {w.blocks * a.group_bytes // a.tile.element_bytes}"
-    _matrix(w, "a", gemm.a, a, "" if plan.tile_loop(w.kernel).alternate else rows)
-    return f"a{f' + h * {a.group_bytes}' if w.blocks > 1 else ''} + {_step(a)}"
+    matrix(w, "a", gemm.a, a, rows if plan.divides_rows(w.kernel) else "")
+    return f"a{f' + h * {a.group_bytes}' if w.blocks > 1 else ''} + {step(a)}"
 
 
-def _matrix(w: Writer, name: str, buffer: ir.Buffer, operand: Operand, rows: str) -> None:
+def matrix(w: Writer, name: str, tile: ir.Tile, operand: Operand, rows: str) -> None:
     layout = operand.tile
     leading = f", {operand.leading}" if operand.mn_major else ""
     template = f"Swizzle::{SWIZZLES[layout.swizzle]}, Major::{'kMN' if operand.mn_major else 'kK'}, {operand.stride}{leading}"
-    w.line(f"const auto {name} = matrix_at<{template}>({w.at_stage(buffer)}{rows});")
+    w.line(f"const auto {name} = matrix_at<{template}>({w.start(tile)}{rows});")
 
 
-def _step(operand: Operand) -> str:
+def step(operand: Operand) -> str:
     """Bytes to the operand of instruction q: within a box, then from box to box."""
     if all(operand.advance(q) == q * operand.advance(1) for q in range(operand.steps)):
         return f"q * {operand.advance(1)}"
@@ -218,10 +218,10 @@ def _step(operand: Operand) -> str:
     return f"(q / {in_box} * {operand.advance(in_box)} + q % {in_box} * {operand.advance(1)})"
 
 
-def _accumulate(w: Writer, clear: ir.Expr) -> str:
+def accumulate(w: Writer, clear: ir.Expr) -> str:
     match clear:
-        case ir.Const(value=True):
-            return "q > 0"
+        case ir.Const(value=clears):
+            return "q > 0" if clears else "true"
         case ir.Call(op="eq", args=(ir.Var() as var, ir.Const(value=0))):
             return f"{var} + q > 0"
         case ir.Call(op="eq"):
@@ -229,13 +229,18 @@ def _accumulate(w: Writer, clear: ir.Expr) -> str:
     return f"q > 0 || !({w.number(clear)})"
 
 
-def _retire(w: Writer, stmt: Retire) -> None:
-    """What was computed since the products began is done by then; their registers are touched behind it only."""
+def wait(w: Writer, stmt: Retire) -> None:
+    """What was computed since the products began is done by then."""
     word = {"product": "wgmma_wait", "read": "store_wait_read", "store": "store_wait"}[stmt.kind]
     if stmt.after:  # the word wants a number that is never negative
         elements = [f"{vector.name}[{x}]" for vector in stmt.after for x in range(plan.registers(w.kernel, vector))]
         w.line(f"before_wait({' + '.join(f'{e} * {e}' for e in elements)}, {w.site(stmt)});")
     w.line(f"{word}<{stmt.pending}>({w.site(stmt)});")
+
+
+def _retire(w: Writer, stmt: Retire) -> None:
+    """Registers of products are touched behind the wait only."""
+    wait(w, stmt)
     for tile in dict.fromkeys(tile for gemm in stmt.of for tile in (gemm.c, gemm.a) if tile.scope == "fragment"):
         w.line(f"fence_operand({tile.name});")
 

@@ -4,27 +4,31 @@ from contextlib import nullcontext
 from itertools import groupby
 
 from tileops_dsl import ir, plan
-from tileops_dsl.codegen import group_fragments
+from tileops_dsl.codegen import group_fragments, groups
 from tileops_dsl.codegen.arithmetic import arithmetic, ceil_divided
 from tileops_dsl.codegen.expressions import CTYPES
 from tileops_dsl.codegen.role_statements import STATEMENTS, body
 from tileops_dsl.codegen.writer import Writer
-from tileops_dsl.errors import TileError
 from tileops_dsl.instruction_layouts import SharedTile
-from tileops_dsl.schedule import Role
+from tileops_dsl.schedule import Await, Role
 
 
 def emit_roles(kernel: ir.Kernel, name: str, struct: str) -> tuple[str, dict[int, str]]:
     """The definition of the kernel `name`, which takes a `struct`, and the program's line for each site number."""
-    if plan.feeds_itself(kernel):
-        raise TileError("the text of T.ws is not written yet", "T.gemm in T.Pipelined, without T.ws", kernel.location)
-    w = Writer(kernel, fragments=group_fragments, statements=STATEMENTS)
+    of_groups = plan.feeds_itself(kernel)
+    kind, statements = (groups.GroupWriter, groups.STATEMENTS) if of_groups else (Writer, STATEMENTS)
+    w = kind(kernel, fragments=group_fragments, statements=statements)
     _frame(w)
+    if of_groups:
+        groups.declare(w)
+    else:
+        count_tiles(w)
     for i, role in enumerate(kernel.roles):
         w.line("} else {" if i else f"if (group == {role.groups[0]}) {{")
         w.depth, w.role = w.depth + 1, role
-        change = "increase" if len(role.groups) > 1 else "decrease"  # one consumer begins with half the register file
-        w.line(f"register_budget_{change}<{role.registers}>({w.site_at(kernel.location)});")
+        if not of_groups:
+            change = "increase" if len(role.groups) > 1 else "decrease"  # one consumer begins with half the register file
+            w.line(f"register_budget_{change}<{role.registers}>({w.site_at(kernel.location)});")
         (_producer if role.warp is not None else _consumer)(w, role)
         w.depth -= 1
     w.line("}")
@@ -55,7 +59,6 @@ def _frame(w: Writer) -> None:
         w.line(f"fence_barrier_init({w.site_at(kernel.location)});")
     w.line(f"{'cluster_sync' if kernel.ctas > 1 else 'sync_threads'}({w.site_at(kernel.location)});")
     w.line()
-    count_tiles(w)
 
 
 def count_tiles(w: Writer) -> None:
@@ -104,11 +107,18 @@ def _consumer(w: Writer, role: Role) -> None:
             w.line(f"const int {buffer.name}_offset = {group_fragments.offset(w, layout)};")
     for b in (b for b in kernel.barriers if not b.common):
         w.line(f"const auto {b.name} = shared<mbarrier>({b.offset}) + (group - {first}) * {b.ring.stages};")
-    for buffer in (b for b in kernel.layouts if b.scope == "fragment"):
+    used = {buffer for stmt in role.body for buffer in plan.named(stmt)}
+    for buffer in (b for b in kernel.layouts if b.scope == "fragment" and b in used):
         w.quote(w.allocation(buffer))
         w.line(f"Fragment<{CTYPES[buffer.dtype]}, {plan.registers(kernel, buffer)}> {buffer.name};")
-    _declare_progress(w, kernel.barriers)
+    waits = {s.barrier for s in ir.walk(role.body) if isinstance(s, Await)}
+    _declare_progress(w, [b for b in kernel.barriers if b.name in waits])
     start = len(w.lines)
-    body(w, role.body)
-    if any("own_row" in line for line in w.lines[start:]):
-        w.lines.insert(start, f"    const int own_row = {group_fragments.own_row(w)};  // the thread's first one of a tile")
+    (groups.body if plan.feeds_itself(kernel) else body)(w, role.body)
+    numbers = {"own_row": f"{group_fragments.own_row(w)};  // the thread's first one of a tile"}
+    for buffer, layout in kernel.layouts.items():
+        if plan.is_common(kernel, buffer) and isinstance(layout, SharedTile):
+            numbers[f"{buffer.name}_offset"] = f"{group_fragments.offset(w, layout)};"
+    for name, number in numbers.items():
+        if any(name in line for line in w.lines[start:]):
+            w.lines.insert(start, f"    const int {name} = {number}")

@@ -72,7 +72,7 @@ class Writer(Emitter):
         return self.loop("h", self.blocks) if self.blocks > 1 else nullcontext()
 
     def allocation(self, buffer: ir.Buffer) -> ir.Location:
-        return next(s.location for s in self.kernel.body if isinstance(s, ir.Alloc) and s.buffer == buffer)
+        return next(s.location for s in ir.walk(self.kernel.body) if isinstance(s, ir.Alloc) and s.buffer == buffer)
 
     def phase(self, ring: Ring) -> str:
         """A register of the role, as many bits as the ring has phases at a time."""
@@ -88,6 +88,22 @@ class Writer(Emitter):
         """The address of a tile's present stage."""
         ring, elements = plan.ring_of(self.kernel, buffer), self.kernel.layouts[buffer].elements
         return buffer.name if ring is None or ring.stages == 1 else f"{buffer.name} + {self.index(ring)} * {elements}"
+
+    def start(self, tile: ir.Tile) -> str:
+        """The address of a tile, of a view its first box."""
+        layout, column = self.kernel.layouts[ir.buffer_of(tile)], tile.origin[1].value if isinstance(tile, ir.View) else 0
+        first = column // layout.box_columns * layout.box_bytes // layout.element_bytes if column else 0
+        return self.at_stage(ir.buffer_of(tile)) + f" + {first}" * (first > 0)
+
+    def declare_row(self, tile: ir.Tile, columns: int) -> str:
+        """Where the thread's row of chunk q of a tile lies; returns the number of the chunk in its box."""
+        name, layout = ir.buffer_of(tile).name, self.kernel.layouts[ir.buffer_of(tile)]
+        in_box = layout.box_columns // columns
+        box = f" + q / {in_box} * {layout.box_bytes // layout.element_bytes}" if tile.shape[1] > layout.box_columns else ""
+        q = f"q % {in_box}" if box else "q"
+        box += f" + h * {64 * layout.box_columns}" * (self.blocks > 1)
+        self.line(f"const auto {name}_row = {self.start(tile)}{box} + {name}_offset{self.fragments.place(self, layout, q)};")
+        return q
 
     def slot(self, barrier: Barrier) -> str:
         """The barrier of the present stage."""

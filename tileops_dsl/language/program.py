@@ -60,8 +60,8 @@ def Kernel(*grid, threads: int, cluster: tuple[int, int] = (1, 1)):
         raise TileError(f"a cluster of {cluster}", "cluster=(n, 1) with n <= 8, in a kernel without a grid", where)
     if not grid:
         b.reserved = RESERVED_PERSISTENT
-    blocks = tuple(ir.Var("int64", f"block_{'xyz'[i]}") for i in range(len(grid)))
     grid = tuple(map(to_expr, grid))
+    blocks = tuple(ir.Var(extent.dtype, f"block_{'xyz'[i]}") for i, extent in enumerate(grid))
     b.kernel = {"blocks": blocks, "grid": grid, "threads": threads, "cluster": cluster, "location": where}
     yield Value(blocks[0]) if len(blocks) == 1 else tuple(map(Value, blocks))
 
@@ -72,10 +72,11 @@ def annotate_min_blocks_per_sm(blocks: int) -> None:
 
 
 def let(name: str, value: Value) -> Value:
-    """The number of a tile, which gets a name in the generated text; in kernels with T.Persistent."""
+    """The number of a tile, which gets a name in the generated text; in kernels with T.Persistent or T.ws."""
     b, expr = builder(), to_expr(value)
-    if not isinstance(expr, ir.Call) or b.kernel["grid"]:
-        instead = "T.let of an expression, in a kernel with T.Persistent"
+    of_groups = any(isinstance(stmt, ir.On) for body in b.bodies for stmt in body)
+    if not isinstance(expr, ir.Call | ir.Element) or (b.kernel["grid"] and not of_groups):
+        instead = "T.let of an expression, in a kernel with T.Persistent or T.ws"
         raise TileError(f"{name} is not computed once for a tile", instead, here())
     b.kernel.setdefault("named", {})[expr] = b.declare(name)
     return value

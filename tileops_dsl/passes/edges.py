@@ -170,8 +170,7 @@ class Edges:
                 waiting, place = self.full.setdefault(first.stmt, []), second.level(first)
                 waiting += [place] if place not in waiting else []
         elif first.group == second.group:
-            copies = isinstance(first.stmt, ir.Copy) and isinstance(second.stmt, ir.Copy)  # each thread its elements
-            if first.by_threads and second.met <= first.index and not (copies and second.by_threads):
+            if first.by_threads and second.met <= first.index and not _own_elements(first, second):
                 self.exchanges[first.stmt] = None
         elif not second.knows(first):
             self.tell(first, second)
@@ -202,6 +201,13 @@ def _check_conditions(first: Step, second: Step) -> None:
     ways = [[switch.condition for switch in step.conditions] for step in (first, second)]
     problem = f"{second.stmt.location} waits for this, and one of them depends on a condition"
     require(ways[0] == ways[1], problem, "both under one T.If, or none", first.stmt.location)
+
+
+def _own_elements(first: Step, second: Step) -> bool:
+    """Whether copies between a fragment and a tile give each thread its own; of a vector its warp, which meets behind it."""
+    a, b = first.stmt, second.stmt
+    copies = isinstance(a, ir.Copy) and isinstance(b, ir.Copy) and second.by_threads
+    return copies and not (a.src == b.dst and a.src.scope == "shared" and len(b.dst.shape) == 1)
 
 
 def _ready(waits: dict[tuple, tuple[Step, Step]]) -> list[Ready]:

@@ -6,7 +6,7 @@ from tileops_dsl import ir
 from tileops_dsl.passes import edges
 from tileops_dsl.passes.products import ZERO
 from tileops_dsl.passes.stores import chunked, last_wait
-from tileops_dsl.plan import boxes, is_load, is_store
+from tileops_dsl.plan import boxes, flying, is_load, is_store
 from tileops_dsl.schedule import At, Await, Fence, Issue, Meet, One, Retire, Ring, Role, Sync
 from tileops_dsl.targets import Target
 
@@ -43,7 +43,8 @@ class _Group:
             elif is_store(stmt):
                 out.append(One(where, (Issue(where, stmt, ZERO),)))
             elif hasattr(stmt, "body") and not isinstance(stmt, ir.Parallel):
-                out.append(replace(stmt, body=self.body(stmt.body)))
+                inner = replace(stmt, body=self.body(stmt.body))
+                out += _rotated(inner) if isinstance(stmt, ir.Pipelined) else [inner]
             elif not (is_load(stmt) or isinstance(stmt, ir.Wait)):
                 out.append(stmt)
             out += self.behind(stmt)
@@ -83,6 +84,23 @@ class _Group:
             value = following if refill.ahead and n == first else loop.start
             out = At(where, loop.var, value, (ir.If(where, _less(loop.var, loop.extent), (out,)),))
         return out
+
+
+def _rotated(loop: ir.Pipelined) -> list[ir.Stmt]:
+    """No product is unfinished between two iterations, or ptxas serialises all (C7514).
+
+    What an iteration does until it has waited for those of the one before stands at the end of that one.
+    """
+    crossing, count = flying(loop.body, ()), 0
+    left = crossing
+    while left and count < len(loop.body):
+        left, count = flying(loop.body[count : count + 1], left), count + 1
+    if not crossing or left:
+        return [loop]
+    where, following = loop.location, ir.Call("int32", "add", (loop.var, ir.Const("int32", loop.step)))
+    first = (ir.If(where, _less(loop.var, loop.extent), loop.body[:count]),)
+    rest = *loop.body[count:], At(where, loop.var, following, first), Retire(where, "product", 0, (), crossing)
+    return [At(where, loop.var, loop.start, first), replace(loop, body=rest)]
 
 
 def same(a: ir.Stmt, b: ir.Stmt) -> bool:

@@ -36,17 +36,18 @@ def mla_decode(config: MlaConfig):
             k0, k1 = T.alloc_shared((bn, d), x, box=64), T.alloc_shared((bn, d), x, box=64)
             p0, p1 = T.alloc_shared((bm, bn), x), T.alloc_shared((bm, bn), x, alias=q_tile[:, rope])
             o_tile = T.alloc_shared((bm, dv), x, alias=q_tile[:, 0:dv])
-            peak0, factor0, sums0, peak1, factor1, sums1 = (T.alloc_shared(*row) for _ in range(6))
+            peak0, factor0, sums0, peak1, factor1, sums1, top1 = (T.alloc_shared(*row) for _ in range(7))
             with T.ws(0, 1):
                 o, o_half = T.alloc_fragment((bm, dv // 2), f32), T.alloc_fragment((bm, dv // 2), x)
                 s, p_half, late = T.alloc_fragment((bm, bn), f32), T.alloc_fragment((bm, bn), x), T.alloc_fragment((bm, bn), x)
                 peak, top, sums, factor, other = (T.alloc_fragment(*row) for _ in range(5))
                 q_rope, limit = T.alloc_fragment((bm, d - dv), x), T.alloc_fragment((bm,), "int32")
             for request in T.Pipelined(schedule[part, 0], schedule[part, 2] + 1, num_stages=1):
-                length = cache_seqlens[request]
-                begin = T.if_then_else(request == schedule[part, 0], schedule[part, 1], 0)
-                end = T.if_then_else(request == schedule[part, 2], schedule[part, 3], T.max(T.ceildiv(length, bn), 1))
-                fewest = T.min(length + steps.beyond(first, heads, sq, causal), end * bn)  # that a row sees
+                length = T.let("length", cache_seqlens[request])
+                begin = T.let("begin", T.if_then_else(request == schedule[part, 0], schedule[part, 1], 0))
+                pages_of = T.max(T.ceildiv(length, bn), 1)
+                end = T.let("end", T.if_then_else(request == schedule[part, 2], schedule[part, 3], pages_of))
+                fewest = T.let("fewest", T.min(length + steps.beyond(first, heads, sq, causal), end * bn))  # that a row sees
                 with T.ws(0):
                     steps.load(q, (request, first), q_tile, left, rope)
                 with T.ws(1):
@@ -57,8 +58,9 @@ def mla_decode(config: MlaConfig):
                     T.fill(sums, 0.0)
                     steps.limits(limit, first, length, end * bn, heads, sq, causal)
                 for i in T.Pipelined(begin, end, 2, num_stages=1):
-                    page0 = block_table[request, i]
-                    page1 = T.if_then_else(i + 1 < end, block_table[request, T.min(i + 1, end - 1)], -1)  # TMA reads zeros
+                    page0 = T.let("page0", block_table[request, i])
+                    other_page = block_table[request, T.min(i + 1, end - 1)]
+                    page1 = T.let("page1", T.if_then_else(i + 1 < end, other_page, -1))  # of page -1 TMA reads zeros
                     with T.ws(0):
                         steps.load(kv_cache, (page0, 0), k0, rope, left)
                         steps.load(kv_cache, (page1, 0), k1, left)
@@ -68,25 +70,31 @@ def mla_decode(config: MlaConfig):
                     with T.ws(0):
                         steps.scores(q_tile, q_rope, k0, s, rope, left, right)
                         steps.maximum(s, top, i * bn, limit, fewest)
-                        steps.softmax(s, top, peak, factor, scale_log2)
+                        steps.raise_maximum(top, peak, factor, scale_log2)
                         T.copy(peak, peak0)
                         T.copy(factor, factor0)
-                        steps.take(s, p_half, sums, factor)
-                        steps.rescale(o, factor)
+                        T.copy(peak0, peak)  # lest the exponentials run ahead of what group 1 waits for
+                        steps.take(s, p_half, sums, peak, factor, scale_log2)
+                        with T.If(i > begin):  # before, o holds nothing
+                            steps.rescale(o, factor)
                         steps.clear_tail(k0, left, length - i * bn)
                         own0 = T.wgmma_gemm(p_half, k0[:, left], o, clear_accum=i == begin)
                     with T.ws(1):
                         steps.scores(q_tile, q_rope, k1, s, rope, right, left)
                         steps.maximum(s, top, i * bn + bn, limit, fewest)
+                        T.copy(top, top1)  # through memory, lest ptxas moves the maximum behind the wait for peak0
                         T.copy(peak0, peak)
-                        steps.softmax(s, top, peak, factor, scale_log2)
+                        T.copy(top1, top)
+                        steps.raise_maximum(top, peak, factor, scale_log2)
                         T.copy(peak, peak1)
                         T.copy(factor, factor1)
+                        T.copy(peak1, peak)
                         T.copy(factor0, other)
                         steps.scale(factor, other)
-                        steps.take(s, p_half, sums, factor)
+                        steps.take(s, p_half, sums, peak, factor, scale_log2)
                         T.copy(p_half, p1)
-                        steps.rescale(o, factor)
+                        with T.If(i > begin):  # before, o holds nothing
+                            steps.rescale(o, factor)
                         steps.clear_tail(k0, right, length - i * bn)
                         steps.clear_tail(k1, right, length - i * bn - bn)
                         own1 = T.wgmma_gemm(p_half, k1[:, right], o, clear_accum=i == begin)
@@ -108,8 +116,9 @@ def mla_decode(config: MlaConfig):
                     with T.ws(group):
                         T.reduce_sum(sums, top)
                         T.copy(top, mine)
-                whole = (begin == 0) & (end * bn >= length)
-                piece = first_split[request] + T.if_then_else(request == schedule[part, 0], schedule[part, 4], 0)
+                whole = T.let("whole", (begin == 0) & (end * bn >= length))
+                earlier = T.if_then_else(request == schedule[part, 0], schedule[part, 4], 0)
+                piece = T.let("piece", first_split[request] + earlier)
                 for group, half, others in ((0, left, sums1), (1, right, sums0)):
                     with T.ws(group):
                         T.copy(others, other)

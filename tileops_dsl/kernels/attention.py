@@ -38,18 +38,18 @@ def maximum(s, top, key, limit, fewest):
     T.reduce_max(s, top)
 
 
-def softmax(s, top, peak, factor, scale_log2):
-    """peak = the maximum so far, or nearly, in powers of 2; factor = what earlier sums take; s = P."""
+def raise_maximum(top, peak, factor, scale_log2):
+    """peak = the maximum so far, or nearly, in powers of 2; factor = what earlier sums take."""
     for r in T.Parallel(*peak.shape):
         factor[r] = peak[r]
         peak[r] = T.if_then_else(top[r] * scale_log2 > peak[r] + SLACK, top[r] * scale_log2, peak[r])
         factor[r] = T.exp2(factor[r] - peak[r])
+
+
+def take(s, p, sums, peak, factor, scale_log2):
+    """s = P, against the maximum; the row sums take it; P in the other dtype."""
     for r, c in T.Parallel(*s.shape):
         s[r, c] = T.exp2(s[r, c] * scale_log2 - peak[r])
-
-
-def take(s, p, sums, factor):
-    """Row sums against the new maximum, and P in the other dtype."""
     scale(sums, factor)
     T.reduce_sum(s, sums, clear=False, partial=True)
     assign(p, s)
