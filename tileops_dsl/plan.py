@@ -128,11 +128,14 @@ def tma_tensors(kernel: ir.Kernel) -> dict[ir.Tensor, tuple[SharedTile, tuple[in
 
 def flying(stmts, before: tuple[ir.Gemm, ...]) -> tuple[ir.Gemm, ...]:
     """The products that may be unfinished behind the statements of a group, of those `before` and their own."""
-    for stmt in ir.walk(stmts):
+    for stmt in stmts:
         if isinstance(stmt, Issue) and isinstance(stmt.op, ir.Gemm):
             before = (*before, stmt.op)
         elif isinstance(stmt, Retire):
             before = tuple(gemm for gemm in before if gemm not in stmt.of)
+        elif hasattr(stmt, "body"):
+            inner = flying(stmt.body, before)
+            before = tuple(dict.fromkeys((*before, *inner))) if isinstance(stmt, ir.If) else inner
     return before
 
 

@@ -23,6 +23,7 @@ class GroupWriter(Writer):
     declared: dict[ir.Expr, ir.Var] = field(default_factory=dict)  # with the text that stands for each
     bound: set[ir.Var] = field(default_factory=set)  # loop variables that have a value
     flying: tuple[ir.Gemm, ...] = ()  # products that may be unfinished
+    following: ir.Stmt | None = None  # behind the one that is being written
 
     def named(self, expr: ir.Expr) -> ir.Expr:
         return ir.replaced(expr, self.declared)
@@ -89,7 +90,8 @@ def declare(w: GroupWriter) -> None:
 def body(w: GroupWriter, stmts) -> None:
     """Waits for all boxes of a product's operand stand in its loop."""
     waits: list[Await] = []
-    for stmt in _joined(stmts):
+    stmts = _joined(stmts)
+    for stmt, w.following in zip(stmts, [*stmts[1:], None], strict=True):
         w.quote(stmt.location.caller or stmt.location)
         into = isinstance(stmt, Issue) and isinstance(stmt.op, ir.Gemm) and len(waits) == len(plan.boxes(stmt.op.b)) > 1
         if waits and not into and not (isinstance(stmt, Await) and _follows(stmt, waits[-1])):
@@ -141,7 +143,9 @@ def _if(w: GroupWriter, stmt: ir.If) -> None:
     words = {test: ir.Var("bool", f"any_of_warp({_any(w, test.test)}, {w.site(stmt)})") for test in tests}
     with w.block(f"if ({w.number(ir.replaced(stmt.condition, words))})"), w.scope():
         w.name_numbers(stmt.body)
+        before = w.flying
         body(w, stmt.body)
+    w.flying = tuple(dict.fromkeys((*before, *w.flying)))
 
 
 def _any(w: GroupWriter, test: ir.Expr) -> str:
@@ -166,7 +170,9 @@ def _registers(gemm: ir.Gemm) -> list[ir.Tile]:
 
 
 def _retire(w: GroupWriter, stmt: Retire) -> None:
-    """Registers of products that are still unfinished are not touched."""
+    """Registers of products that are still unfinished are not touched; where none is, there is nothing to wait for."""
+    if stmt.of and not set(w.flying).intersection(stmt.of):
+        return
     w.flying = plan.flying((stmt,), w.flying)
     roles.wait(w, stmt)
     held = [tile for gemm in w.flying for tile in _registers(gemm)]
@@ -270,17 +276,14 @@ def _product(w: GroupWriter, stmt: Issue, waits: list[Await]) -> None:
     w.flying = (*w.flying, gemm)
 
 
-def _meets(w: GroupWriter) -> int:
-    return max((s.number for role in w.kernel.roles for s in ir.walk(role.body) if isinstance(s, Meet)), default=0)
-
-
 def _meet(w: GroupWriter, stmt: Meet) -> None:
     w.line(f"named_barrier_{'sync' if stmt.waits else 'arrive'}({stmt.number}, 256, {w.site(stmt)});")
 
 
 def _sync(w: GroupWriter, stmt: ir.Stmt) -> None:
-    """Barriers behind those of two groups."""
-    w.line(f"named_barrier_sync({_meets(w) + 1 + w.role.groups[0]}, 128, {w.site(stmt)});")
+    """A barrier behind those of two groups."""
+    meets = [s.number for role in w.kernel.roles for s in ir.walk(role.body) if isinstance(s, Meet)]
+    w.line(f"named_barrier_sync({max(meets, default=0) + 1 + w.role.groups[0]}, 128, {w.site(stmt)});")
 
 
 def _copy(w: GroupWriter, stmt: ir.Copy) -> None:
@@ -300,7 +303,15 @@ def _copy(w: GroupWriter, stmt: ir.Copy) -> None:
     else:  # by one of the four lanes that have the row
         with w.block("if (lane % 4 == 0)"), w.loop("x", plan.registers(w.kernel, src)):
             w.line(f"store_shared({dst.name}, {w.fragments.row(w, 'x')}, {src.name}[x], {w.site(stmt)});")
-        w.line(f"sync_warp({w.site(stmt)});")
+        if not _meets(w.following):
+            w.line(f"sync_warp({w.site(stmt)});")
+
+
+def _meets(stmt: ir.Stmt | None) -> bool:
+    """Whether the lanes of a warp meet there, or behind it: at a barrier, or another copy of rows."""
+    if isinstance(stmt, ir.Copy) and isinstance(stmt.dst, ir.Buffer):
+        return stmt.dst.scope == "shared" and len(stmt.dst.shape) == 1
+    return isinstance(stmt, Meet) and stmt.waits
 
 
 def _store_pairs(w: GroupWriter, stmt: ir.Copy) -> None:
