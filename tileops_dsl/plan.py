@@ -175,11 +175,9 @@ def columns_held(kernel: ir.Kernel, buffer: ir.Buffer) -> int:
         return sum(buffer in named_by(stmt) for stmt in ir.walk(body))
 
     body = [stmt for role in kernel.roles if role.warp is None for stmt in role.body]
-    everywhere = uses(body)
-    for stmt in ir.walk(body):
-        if isinstance(stmt, Chunks) and stmt.body[-1].src == buffer and uses(stmt.body) == everywhere:
-            return stmt.columns
-    return buffer.shape[-1]
+    chunks = [stmt for stmt in ir.walk(body) if isinstance(stmt, Chunks) and stmt.body[-1].src == buffer]
+    in_chunks = chunks and sum(uses(stmt.body) for stmt in chunks) == uses(body)
+    return chunks[0].columns if in_chunks else buffer.shape[-1]
 
 
 def named_by(stmt: ir.Stmt) -> list[ir.Buffer]:

@@ -199,7 +199,9 @@ def test_an_iteration_ends_with_the_next_ones_scores():
         before, loop = outer.body[inner - 1 : inner + 1]
         *_, ahead, last = loop.body
         assert [type(s) for s in (before, ahead, last)] == [At, At, Retire] and flying(loop.body, ()) == ()
-        assert before.body[0].body == ahead.body[0].body and (before.value, ahead.value) == (loop.start, ahead.value)
+        (first,), (later,) = before.body, ahead.body
+        refills = [s for s in later.body if isinstance(s, ir.If)]  # of the first iteration's boxes there are none
+        assert first.body == tuple(s for s in later.body if s not in refills) and len(refills) == 1
         products = [s.op.b.name for s in ir.walk(ahead.body) if isinstance(s, Issue) and isinstance(s.op, ir.Gemm)]
         assert len(products) == 3 and len({name.split("[")[0] for name in products}) == 1
 

@@ -1,4 +1,7 @@
-"""mla_decode as the compiler writes it: each word of its text is needed. What it computes: test_golden_kernels.py."""
+"""mla_decode as the compiler writes it: each word of its text is needed. What it computes: test_golden_kernels.py.
+
+And a second program with T.ws, of other steps.
+"""
 
 from collections import Counter
 from pathlib import Path
@@ -7,12 +10,17 @@ import golden_launch
 import launch
 import mla_decode
 import mutants
+import numpy as np
 import pytest
 import torch
 
+import tileops_dsl.language as T
 from build_backend import checks, toolkit
-from tileops_dsl import configs
+from tileops_dsl import configs, emulate
+from tileops_dsl.codegen import emit_roles, param_fields, params_header
 from tileops_dsl.kernels import MODULES
+from tileops_dsl.passes import run_passes
+from tileops_dsl.targets import TARGETS
 
 ROWS = configs.load("mla_decode")
 
@@ -95,3 +103,59 @@ def test_nvcc_makes_no_spill_and_serialises_nothing(gpu, row, tmp_path):
     report = checks.Report(row.name, log, {})
     assert checks.parse_ptxas(log), "ptxas named no kernel"
     assert checks.register_problems(report) + checks.warning_problems(report) == []
+
+
+n, m = T.dynamic("n, m", "int32")
+
+
+@T.prim_func
+def powers(x: T.Tensor((n, m), "float16", vector=8), total: T.Tensor((n,), "float32")):
+    """x = x^4 of its tiles of 64 x 64: one group squares them, the other squares that; and the sums of the rows of all x^2."""
+    with T.Kernel(n // 64, threads=256) as block:
+        tile, there, back = (T.alloc_shared((64, 64), "float16") for _ in range(3))
+        with T.ws(0, 1):
+            acc, half = T.alloc_fragment((64, 64), "float32"), T.alloc_fragment((64, 64), "float16")
+        with T.ws(0):
+            sums, most = T.alloc_fragment((64,), "float32"), T.alloc_fragment((64,), "float32")
+            T.fill(sums, 0.0)
+        for i in T.Pipelined(m // 64, num_stages=1):
+            with T.ws(0):
+                T.tma_copy(x[block * 64, i * 64], tile)
+                T.wgmma_gemm(tile, tile, acc, clear_accum=True)
+                T.reduce_sum(acc, most)
+                for r in T.Parallel(64):
+                    sums[r] = sums[r] + most[r]
+                for r, c in T.Parallel(64, 64):
+                    half[r, c] = acc[r, c]
+                T.copy(half, there)
+            with T.ws(1):
+                T.wgmma_gemm(there, there, acc, clear_accum=True)
+                for r, c in T.Parallel(64, 64):
+                    half[r, c] = acc[r, c]
+                T.copy(half, back)
+            with T.ws(0):
+                T.copy(back, x[block * 64, i * 64])
+        with T.ws(0):
+            T.copy(sums, total[block * 64])
+
+
+@pytest.mark.parametrize("columns", [64, 192])
+def test_another_program(run_words, columns):
+    kernel = run_passes(powers, TARGETS["sm_90a"])
+    header = params_header("powers_params", param_fields(kernel)).split("namespace tileops {")[1].split("}  //")[0]
+    text = f"{header}\n{emit_roles(kernel, 'powers', 'powers_params')[0]}"
+    x = (np.random.default_rng(3).standard_normal((128, columns)) / 8).astype(np.float16)
+    tiles = x.astype(np.float64).reshape(2, 64, columns // 64, 64).transpose(0, 2, 1, 3)
+    squares = tiles @ tiles
+    for seed in range(3):
+        found, total = x.copy(), np.full(128, np.nan, np.float32)
+        values = [
+            emulate.TensorMap(found, (64, 64), 128, writable=True),
+            emulate.Out(total),
+            emulate.I32(128),
+            emulate.I32(columns),
+        ]
+        run_words(text, "powers", values, threads=256, grid=2, shared=kernel.shared_bytes, seed=seed)
+        found = found.astype(np.float64).reshape(2, 64, columns // 64, 64).transpose(0, 2, 1, 3)
+        np.testing.assert_allclose(found, squares @ squares, atol=2e-3, rtol=2e-3)
+        np.testing.assert_allclose(total, squares.sum((1, 3)).ravel(), atol=1e-4, rtol=1e-4)

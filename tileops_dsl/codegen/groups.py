@@ -333,11 +333,11 @@ def _fill(w: GroupWriter, stmt: ir.Fill) -> None:
     if stmt.buffer.scope == "fragment":
         fill(w, stmt)
         return
-    view, layout = stmt.buffer, plan.tile_layout(w.kernel, stmt.buffer)
-    per, row = 16 // layout.element_bytes, w.number(view.origin[0], 3)
+    tile, layout = stmt.buffer, plan.tile_layout(w.kernel, stmt.buffer)
+    per, row = 16 // layout.element_bytes, w.number(tile.origin[0], 3) if isinstance(tile, ir.View) else "0"
     elements = layout.box_bytes // layout.element_bytes
     with w.block(""):
-        w.line(f"Fragment<{CTYPES[view.dtype]}, {per}> value;")
+        w.line(f"Fragment<{CTYPES[tile.dtype]}, {per}> value;")
         w.line(f"fill<{per}>(value, 0, {w.number(stmt.value)});")
         w.line("TILEOPS_NO_UNROLL")
         first = f"{row} * {layout.box_columns} + thread * {per}"
@@ -345,7 +345,7 @@ def _fill(w: GroupWriter, stmt: ir.Fill) -> None:
             w.block(f"for (int x = {first}; x < {elements}; x += {128 * per})"),
             w.loop("box", layout.columns // layout.box_columns),
         ):
-            w.line(f"store_shared<{per}>({w.start(view)} + box * {elements}, x, value, 0, {w.site(stmt)});")
+            w.line(f"store_shared<{per}>({w.start(tile)} + box * {elements}, x, value, 0, {w.site(stmt)});")
 
 
 def _parallel(w: GroupWriter, stmt: ir.Parallel) -> None:
@@ -373,8 +373,8 @@ def _store_elements(w: GroupWriter, stmt: ir.Parallel, store: ir.Store) -> None:
 
 
 def _one(w: GroupWriter, stmt: One) -> None:
-    """Always the same thread; ptxas knows that it is one, and has no loop over threads around what each does for all."""
-    with w.block(f"if (thread / 32 == 0 && elect_one({w.site(stmt)}))"):
+    """Always the same thread; ptxas knows that it is one, and that whole warps go the same way."""
+    with w.block(f"if (warp == 0 && elect_one({w.site(stmt)}))"):
         body(w, stmt.body)
 
 
