@@ -377,6 +377,13 @@ def test_a_load_that_nobody_can_time(x: X):
                 T.copy(a_tile, half)
 
 
+@rejected("tile has boxes of 256 bytes; TMA moves rows of 128, 64 or 32 bytes", "box=64")
+def test_boxes_that_tma_does_not_have(x: X):
+    with T.Kernel(1, threads=128), T.ws(0):
+        tile = T.alloc_shared((64, 256), "bfloat16", box=128)
+        T.tma_copy(x[0, 0], tile)  # here
+
+
 @rejected("stages of a loop with T.ws: a box has one so far", "num_stages=1")
 def test_a_ring_of_a_group(x: X):
     with T.Kernel(1, threads=128), T.ws(0):

@@ -105,26 +105,31 @@ def test_nvcc_makes_no_spill_and_serialises_nothing(gpu, row, tmp_path):
     assert checks.register_problems(report) + checks.warning_problems(report) == []
 
 
-n, m = T.dynamic("n, m", "int32")
+n, m, some, fewer = T.dynamic("n, m, some, fewer", "int32")
 
 
 @T.prim_func
-def powers(x: T.Tensor((n, m), "float16", vector=8), total: T.Tensor((n,), "float32")):
-    """x = x^4 of its tiles of 64 x 64: one group squares them, the other squares that; and the sums of the rows of all x^2."""
+def powers(
+    x: T.Tensor((n, m), "float16", vector=8),
+    squares: T.Tensor((some, fewer), "float32", vector=2),
+    total: T.Tensor((n,), "float32"),
+):
+    """x = x^4 of its tiles of 64 x 64: one group squares them, the other squares that; a part of all x^2; their row sums."""
     with T.Kernel(n // 64, threads=256) as block:
         tile, there, back = (T.alloc_shared((64, 64), "float16") for _ in range(3))
         with T.ws(0, 1):
             acc, half = T.alloc_fragment((64, 64), "float32"), T.alloc_fragment((64, 64), "float16")
         with T.ws(0):
-            sums, most = T.alloc_fragment((64,), "float32"), T.alloc_fragment((64,), "float32")
+            sums, more = T.alloc_fragment((64,), "float32"), T.alloc_fragment((64,), "float32")
             T.fill(sums, 0.0)
         for i in T.Pipelined(m // 64, num_stages=1):
             with T.ws(0):
                 T.tma_copy(x[block * 64, i * 64], tile)
                 T.wgmma_gemm(tile, tile, acc, clear_accum=True)
-                T.reduce_sum(acc, most)
+                T.reduce_sum(acc, more)
                 for r in T.Parallel(64):
-                    sums[r] = sums[r] + most[r]
+                    sums[r] = sums[r] + more[r]
+                T.copy(acc, squares[block * 64, i * 64])
                 for r, c in T.Parallel(64, 64):
                     half[r, c] = acc[r, c]
                 T.copy(half, there)
@@ -141,21 +146,27 @@ def powers(x: T.Tensor((n, m), "float16", vector=8), total: T.Tensor((n,), "floa
 
 @pytest.mark.parametrize("columns", [64, 192])
 def test_another_program(run_words, columns):
+    """Its groups pass tiles to and fro; what lies outside of a tensor is not stored."""
     kernel = run_passes(powers, TARGETS["sm_90a"])
     header = params_header("powers_params", param_fields(kernel)).split("namespace tileops {")[1].split("}  //")[0]
     text = f"{header}\n{emit_roles(kernel, 'powers', 'powers_params')[0]}"
     x = (np.random.default_rng(3).standard_normal((128, columns)) / 8).astype(np.float16)
-    tiles = x.astype(np.float64).reshape(2, 64, columns // 64, 64).transpose(0, 2, 1, 3)
-    squares = tiles @ tiles
+    exact = by_tiles(x) @ by_tiles(x)
+    some, fewer = 100, columns - 10
     for seed in range(3):
-        found, total = x.copy(), np.full(128, np.nan, np.float32)
-        values = [
-            emulate.TensorMap(found, (64, 64), 128, writable=True),
-            emulate.Out(total),
-            emulate.I32(128),
-            emulate.I32(columns),
-        ]
+        fourth, total = x.copy(), np.full(128, np.nan, np.float32)
+        squares = np.full((128, columns), 7.0, np.float32)
+        numbers = map(emulate.I32, (128, columns, some, fewer))
+        out = emulate.Out(squares), emulate.Out(total)
+        values = [emulate.TensorMap(fourth, (64, 64), 128, writable=True), *out, *numbers, *map(emulate.I64, (columns, 1))]
         run_words(text, "powers", values, threads=256, grid=2, shared=kernel.shared_bytes, seed=seed)
-        found = found.astype(np.float64).reshape(2, 64, columns // 64, 64).transpose(0, 2, 1, 3)
-        np.testing.assert_allclose(found, squares @ squares, atol=2e-3, rtol=2e-3)
-        np.testing.assert_allclose(total, squares.sum((1, 3)).ravel(), atol=1e-4, rtol=1e-4)
+        np.testing.assert_allclose(by_tiles(fourth), exact @ exact, atol=2e-3, rtol=2e-3)
+        np.testing.assert_allclose(total, exact.sum((1, 3)).ravel(), atol=1e-4, rtol=1e-4)
+        wanted = exact.transpose(0, 2, 1, 3).reshape(128, columns)[:some, :fewer]
+        np.testing.assert_allclose(squares[:some, :fewer], wanted, atol=1e-5, rtol=1e-5)
+        assert (squares[some:] == 7).all() and (squares[:, fewer:] == 7).all()
+
+
+def by_tiles(x: np.ndarray) -> np.ndarray:
+    """[rows / 64, columns / 64, 64, 64]."""
+    return x.astype(np.float64).reshape(len(x) // 64, 64, -1, 64).transpose(0, 2, 1, 3)

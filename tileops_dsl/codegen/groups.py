@@ -189,8 +189,7 @@ def _await(w: GroupWriter, waits: list[Await]) -> None:
 
 def _wait(w: GroupWriter, first: Await, box: str) -> None:
     phase, index = w.phase(plan.barrier_named(w.kernel, first.barrier).ring), _index(first.index.value, box)
-    bit = f"({index})" if "+" in index else index
-    w.line(f"wait({_slot(w, first.barrier, index)}, {phase} >> {bit} & 1, {w.site(first)});")
+    w.line(f"wait({first.barrier} + {index}, {phase} >> {f'({index})' if ' ' in index else index} & 1, {w.site(first)});")
 
 
 def _turn_phase(w: GroupWriter, waits: list[Await]) -> None:
@@ -199,12 +198,8 @@ def _turn_phase(w: GroupWriter, waits: list[Await]) -> None:
     w.line(f"{phase} ^= {sum(1 << wait.index.value for wait in waits)};")
 
 
-def _slot(w: GroupWriter, barrier: str, index: str) -> str:
-    return f"{barrier} + {index}" if plan.barrier_named(w.kernel, barrier).copies > 1 else barrier
-
-
 def _index(first: int, box: str) -> str:
-    return " + ".join([str(first)] * (first > 0 or not box) + [box] * bool(box))
+    return box if box and not first else f"{first} + {box}" if box else str(first)
 
 
 @contextmanager
@@ -215,31 +210,27 @@ def _each(w: GroupWriter, count: int):
 
 
 def _issue(w: GroupWriter, stmt: Issue) -> None:
-    if isinstance(stmt.op, ir.Gemm):
-        _product(w, stmt, [])
-    elif plan.is_load(stmt.op):
-        _load(w, stmt)
-    else:
-        with _boxes(w, stmt.op) as (_, place, at):
-            w.line(f"tma_store(p.{stmt.op.dst.tensor.name}, {at}, {place}, {w.site(stmt)});")
-        w.line(f"store_commit({w.site(stmt)});")
+    (_product if isinstance(stmt.op, ir.Gemm) else _load if plan.is_load(stmt.op) else _store)(w, stmt)
+
+
+def _store(w: GroupWriter, stmt: Issue) -> None:
+    with _boxes(w, stmt.op) as (_, place, at):
+        w.line(f"tma_store(p.{stmt.op.dst.tensor.name}, {at}, {place}, {w.site(stmt)});")
+    w.line(f"store_commit({w.site(stmt)});")
 
 
 def _load(w: GroupWriter, stmt: Issue) -> None:
-    """Each box's barrier is told its bytes; without boxes, that of the tile."""
+    """The barrier of each box is told its bytes; of a tile without boxes once, whatever TMA makes of it."""
     op, (root, first) = stmt.op, plan.boxes(stmt.op.dst)[0]
     barrier = plan.barrier_named(w.kernel, f"{root.name}_full")
-
-    def expect(slot: str) -> None:
-        w.line(f"arrive_expect_bytes({slot}, {barrier.bytes}, {w.site(stmt)});")
-
-    if barrier.copies == 1:
-        expect(barrier.name)
+    expect = f"arrive_expect_bytes({barrier.name} + %s, {barrier.bytes}, {w.site(stmt)});"
+    if not root.box:
+        w.line(expect % 0)
     with _boxes(w, op) as (box, place, at):
-        slot = _slot(w, barrier.name, _index(first, box))
-        if barrier.copies > 1:
-            expect(slot)
-        w.line(f"tma_load{hint(op)}({place}, p.{op.src.tensor.name}, {at}, {slot}, {w.site(stmt)});")
+        index = _index(first, box) if root.box else "0"
+        if root.box:
+            w.line(expect % index)
+        w.line(f"tma_load{hint(op)}({place}, p.{op.src.tensor.name}, {at}, {barrier.name} + {index}, {w.site(stmt)});")
 
 
 @contextmanager
@@ -247,12 +238,11 @@ def _boxes(w: GroupWriter, op: ir.Copy):
     """Where each box lies in shared memory and in the tensor."""
     layout = w.kernel.layouts[ir.buffer_of(op.tile)]
     with _each(w, op.tile.shape[1] // layout.box_columns) as box:
-        column = f"box * {layout.box_columns}" if box else 0
-        elements = layout.box_bytes // layout.element_bytes
-        yield box, w.start(op.tile) + f" + box * {elements}" * bool(box), coordinates(w, op, column, layout.rows)
+        place = w.start(op.tile) + f" + box * {layout.box_bytes // layout.element_bytes}" * bool(box)
+        yield box, place, coordinates(w, op, f"box * {layout.box_columns}" if box else 0, layout.rows)
 
 
-def _product(w: GroupWriter, stmt: Issue, waits: list[Await]) -> None:
+def _product(w: GroupWriter, stmt: Issue, waits: list[Await] = ()) -> None:
     """What the group computed is in its registers before. A box is waited for in front of the instructions that read it."""
     gemm, held = stmt.op, [tile for flying in w.flying for tile in _registers(flying)]
     for tile in (tile for tile in _registers(gemm) if tile not in held):
@@ -315,17 +305,21 @@ def _meets(stmt: ir.Stmt | None) -> bool:
 
 
 def _store_pairs(w: GroupWriter, stmt: ir.Copy) -> None:
-    """Two neighbouring elements at a time, of the rows that the tensor has."""
+    """Two neighbouring elements at a time, of the rows and columns that the tensor has."""
     tensor, src = stmt.dst.tensor, stmt.src
     *outer, row, column = stmt.dst.origin
+    numbers = [n.value for n in (column, tensor.dims[-1]) if isinstance(n, ir.Const)]
+    inside = len(numbers) == 2 and numbers[0] + src.shape[1] <= numbers[1]
+    own = f"{w.number(column, 2)} + lane % 4 * 2"
     with w.loop("y", 2):
         w.line(f"const int row = {w.number(row)} + {w.fragments.row(w, 'y')};")
         with w.block(f"if (row < {w.number(tensor.dims[-2])})"):
-            first = " + ".join([*terms(tensor, [*(w.number(o, 3) for o in outer), "row"]), w.number(column)])
-            w.line(f"const auto first = global<{CTYPES[tensor.dtype]}>(p.{tensor.name}) + ({first} + lane % 4 * 2);")
+            first = " + ".join([*terms(tensor, [*(w.number(o, 3) for o in outer), "row"]), own])
+            w.line(f"const auto first = global<{CTYPES[tensor.dtype]}>(p.{tensor.name}) + ({first});")
             w.line("TILEOPS_UNROLL")
+            guard = "" if inside else f"if ({own} + x * 2 < {w.number(tensor.dims[-1])}) "
             word = f"store_global<2>(first, x * 2, {src.name}, x + y * 2, {w.site(stmt)});"
-            w.line(f"for (int x = 0; x < {plan.registers(w.kernel, src)}; x += 4) {word}")
+            w.line(f"for (int x = 0; x < {plan.registers(w.kernel, src)}; x += 4) {guard}{word}")
 
 
 def _fill(w: GroupWriter, stmt: ir.Fill) -> None:
@@ -369,7 +363,7 @@ def _store_elements(w: GroupWriter, stmt: ir.Parallel, store: ir.Store) -> None:
         w.line(f"Fragment<{CTYPES[tensor.dtype]}, 1> value;")
         w.line(f"value[0] = {element(w, store.value, '', '', stmt)};")
         to = f"global<{CTYPES[tensor.dtype]}>(p.{tensor.name}), {w.offset(tensor, store.indices)}"
-        w.line(f"if ({' && '.join(inside)}) store_global<1>({to}, value, 0, {w.site(stmt)});")
+        w.line(f"if ({' && '.join(inside) or 'true'}) store_global<1>({to}, value, 0, {w.site(stmt)});")
 
 
 def _one(w: GroupWriter, stmt: One) -> None:
