@@ -53,20 +53,21 @@ EQUIVALENT = Counter(
 )
 
 
-def test_a_missing_word_is_noticed(gpu, tmp_path, monkeypatch):
-    """Each wait, arrival, fence, barrier and commit of the text: a fault is reported, or the result is wrong."""
+def test_a_wrong_word_is_noticed(gpu, tmp_path, monkeypatch):
+    """Each wait, arrival, fence, barrier and commit of the text, and each with another number, parity or swizzle."""
     _, combine = mla_decode.load()
     kernel = mla_decode.Generated(folder=tmp_path)
     monkeypatch.setattr(mla_decode, "load", lambda: (kernel, combine))
     launches = list(mutants.mla_launches())
     right, missed = [torch.nan_to_num(run()) for run in launches], Counter()
-    sites = [(word, site) for word, site in mutants.words(kernel.path.read_text()) if word in mutants.SILENT]
-    assert len(sites) > 100
-    for word, site in sites:
-        gpu.mutate = {f"{word}@{site}": "suppress"}
+    every = mutants.mutants(kernel.path.read_text())
+    assert len(every) > 200
+    for gpu.mutate in every:
         if not mutants.caught(gpu, launches, right):
-            line = source(kernel.entry["sites"][str(site)])
-            missed[word, HALF if line.startswith(HALF) else line] += 1
+            ((place, change),) = gpu.mutate.items()
+            word, site = place.split("@")
+            line = source(kernel.entry["sites"][site])
+            missed[word if change == "suppress" else f"{word} {change}", HALF if line.startswith(HALF) else line] += 1
     assert missed == EQUIVALENT
 
 
