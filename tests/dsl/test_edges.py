@@ -377,6 +377,13 @@ def test_a_load_that_nobody_can_time(x: X):
                 T.copy(a_tile, half)
 
 
+@rejected("box is a name of the generated text", "another name, such as box_tile")
+def test_a_name_of_the_text():
+    with T.Kernel(1, threads=128):
+        box = T.alloc_shared((64, 64), "bfloat16")  # here
+        T.fill(box, 0.0)
+
+
 @rejected("tile has boxes of 256 bytes; TMA moves rows of 128, 64 or 32 bytes", "box=64")
 def test_boxes_that_tma_does_not_have(x: X):
     with T.Kernel(1, threads=128), T.ws(0):
