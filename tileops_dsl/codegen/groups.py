@@ -353,11 +353,8 @@ def _parallel(w: GroupWriter, stmt: ir.Parallel) -> None:
 def _store_elements(w: GroupWriter, stmt: ir.Parallel, store: ir.Store) -> None:
     """For each row, by one of its four lanes; what lies outside of the tensor is left out."""
     tensor, (row,) = store.buffer, stmt.vars
-    inside = [
-        f"{w.number(index, 1)} < {w.number(dim)}"
-        for index, dim in zip(store.indices, tensor.dims, strict=True)
-        if row in ir.subexprs(index) and not (isinstance(index, ir.Call) and index.op == "mod" and index.args[1] == dim)
-    ]
+    ends = [(i, dim) for i, dim in zip(store.indices, tensor.dims, strict=True) if row in ir.subexprs(i)]
+    inside = [f"{w.number(index, 1)} < {w.number(dim)}" for index, dim in ends]
     with w.block("if (lane % 4 == 0)"), w.loop("x", plan.registers(w.kernel, ir.loads(store.value)[0].buffer)):
         w.line(f"const int {row} = {w.fragments.row(w, 'x')};")
         w.line(f"Fragment<{CTYPES[tensor.dtype]}, 1> value;")
