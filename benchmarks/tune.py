@@ -195,7 +195,8 @@ def report(tuner):
 
 def parse(arguments):
     parser = argparse.ArgumentParser(prog="python -m benchmarks.tune", description=__doc__.split("\n\n")[0])
-    parser.add_argument("op", metavar="OP", choices=list(KINDS), help=", ".join(KINDS))
+    ops = [op for op, kind in KINDS.items() if kind.table]
+    parser.add_argument("op", metavar="OP", choices=ops, help=", ".join(ops))
     parser.add_argument("--gpu", required=True, choices=list(GPUS), help="the GPU to choose for; the machine must have it")
     parser.add_argument("--target", choices=list(TARGETS), help="whose kernels; default: the GPU's own")
     parser.add_argument("--workloads", metavar="TEXT", help="measure only those whose name or label contains this")

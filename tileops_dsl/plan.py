@@ -128,11 +128,14 @@ def tma_tensors(kernel: ir.Kernel) -> dict[ir.Tensor, tuple[SharedTile, tuple[in
 
 def flying(stmts, before: tuple[ir.Gemm, ...]) -> tuple[ir.Gemm, ...]:
     """The products that may be unfinished behind the statements of a group, of those `before` and their own."""
-    for stmt in ir.walk(stmts):
+    for stmt in stmts:
         if isinstance(stmt, Issue) and isinstance(stmt.op, ir.Gemm):
             before = (*before, stmt.op)
         elif isinstance(stmt, Retire):
             before = tuple(gemm for gemm in before if gemm not in stmt.of)
+        elif hasattr(stmt, "body"):
+            inner = flying(stmt.body, before)
+            before = tuple(dict.fromkeys((*before, *inner))) if isinstance(stmt, ir.If) else inner
     return before
 
 
@@ -178,11 +181,9 @@ def columns_held(kernel: ir.Kernel, buffer: ir.Buffer) -> int:
         return sum(buffer in named_by(stmt) for stmt in ir.walk(body))
 
     body = [stmt for role in kernel.roles if role.warp is None for stmt in role.body]
-    everywhere = uses(body)
-    for stmt in ir.walk(body):
-        if isinstance(stmt, Chunks) and stmt.body[-1].src == buffer and uses(stmt.body) == everywhere:
-            return stmt.columns
-    return buffer.shape[-1]
+    chunks = [stmt for stmt in ir.walk(body) if isinstance(stmt, Chunks) and stmt.body[-1].src == buffer]
+    in_chunks = chunks and sum(uses(stmt.body) for stmt in chunks) == uses(body)
+    return chunks[0].columns if in_chunks else buffer.shape[-1]
 
 
 def named_by(stmt: ir.Stmt) -> list[ir.Buffer]:

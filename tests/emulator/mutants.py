@@ -108,7 +108,8 @@ def attention_launches(causal):
 
 def mla_launches():
     kernels = mla_decode.load()
-    for queries, heads, lengths, parts in ((2, 16, [200, 3, 140], 2), (1, 64, [700], 3), (1, 32, [754], 1)):
+    several = (1, 16, [130, 200, 129], 1)
+    for queries, heads, lengths, parts in ((2, 16, [200, 3, 140], 2), (1, 64, [700], 3), (1, 32, [754], 1), several):
         pages = sum(-(-n // 64) for n in lengths)
         cache, table = normal(pages, 64, 576), torch.zeros(len(lengths), -(-max(lengths) // 64), dtype=torch.int32)
         first = 0

@@ -129,6 +129,7 @@ def mla_rows():
     import flash_mla  # noqa: F401  (registers its operators)
 
     kernels = mla_decode.load()
+    generated = mla_decode.Generated(), kernels[1]
     batch, length, heads, scale = 128, 8192, 128, 576**-0.5
     pages = length // 64
     lengths = torch.full((batch,), length, device="cuda", dtype=torch.int32)
@@ -149,6 +150,7 @@ def mla_rows():
 
     contestants = {
         "golden": lambda q, cache, table: mla_decode.launch(kernels, q, cache, table, lengths, scale)[0],
+        "generated": lambda q, cache, table: mla_decode.launch(generated, q, cache, table, lengths, scale)[0],
         "FlashMLA": peer,
     }
     flops = 2 * batch * length * heads * (576 + 512)

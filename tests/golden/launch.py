@@ -62,7 +62,8 @@ def compile_cubin(source: Path, gencode: str = SM_90A) -> tuple[Path, str]:
     cubin, log = CACHE / f"{source.stem}-{key}.cubin", CACHE / f"{source.stem}-{key}.log"
     if not (cubin.exists() and log.exists()):
         CACHE.mkdir(parents=True, exist_ok=True)
-        flags = ["-cubin", "-std=c++17", "-O3", "-lineinfo", "-Xptxas", "-v", f"-gencode={gencode}", f"-I{INCLUDE}"]
+        flags = ["-cubin", "-std=c++17", "-O3", "-lineinfo", "-Xptxas", "-v", f"-gencode={gencode}"]
+        flags += [f"-I{INCLUDE}", f"-I{source.parent}"]
         if text != source.read_text():
             (CACHE / f"{source.stem}-{key}.cu").write_text(text)
             source = CACHE / f"{source.stem}-{key}.cu"

@@ -21,7 +21,8 @@ CASES = {  # arguments of Python: whether arrivals become syncs
     "attention, causal": ("test_flash_attention[by hand-shape2-True]", False),
     "generated attention, full": ("test_flash_attention[generated-shape2-False]", False),
     "generated attention, causal": ("test_flash_attention[generated-shape2-True]", False),
-    "mla": ("test_mla_decode[1-64-lengths1-1]", True),
+    "mla": ("test_mla_decode[by hand-1-64-lengths1-1]", True),
+    "generated mla": ("test_mla_decode[generated-1-64-lengths1-1]", True),
 }
 
 

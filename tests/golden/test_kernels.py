@@ -174,9 +174,10 @@ def decode(q, cache, table, lengths, scale, dtype):
     return torch.stack(outs), torch.stack(lses)
 
 
-@pytest.fixture(scope="module")
-def decode_kernels():
-    return mla_decode.load()
+@pytest.fixture(scope="module", params=["by hand", "generated"])
+def decode_kernels(request):
+    by_hand, combine = mla_decode.load()
+    return by_hand if request.param == "by hand" else mla_decode.Generated(), combine
 
 
 @pytest.mark.parametrize("queries, heads, lengths, parts", DECODES)

@@ -23,6 +23,7 @@ class GroupWriter(Writer):
     declared: dict[ir.Expr, ir.Var] = field(default_factory=dict)  # with the text that stands for each
     bound: set[ir.Var] = field(default_factory=set)  # loop variables that have a value
     flying: tuple[ir.Gemm, ...] = ()  # products that may be unfinished
+    following: ir.Stmt | None = None  # behind the one that is being written
 
     def named(self, expr: ir.Expr) -> ir.Expr:
         return ir.replaced(expr, self.declared)
@@ -89,7 +90,8 @@ def declare(w: GroupWriter) -> None:
 def body(w: GroupWriter, stmts) -> None:
     """Waits for all boxes of a product's operand stand in its loop."""
     waits: list[Await] = []
-    for stmt in _joined(stmts):
+    stmts = _joined(stmts)
+    for stmt, w.following in zip(stmts, [*stmts[1:], None], strict=True):
         w.quote(stmt.location.caller or stmt.location)
         into = isinstance(stmt, Issue) and isinstance(stmt.op, ir.Gemm) and len(waits) == len(plan.boxes(stmt.op.b)) > 1
         if waits and not into and not (isinstance(stmt, Await) and _follows(stmt, waits[-1])):
@@ -141,7 +143,9 @@ def _if(w: GroupWriter, stmt: ir.If) -> None:
     words = {test: ir.Var("bool", f"any_of_warp({_any(w, test.test)}, {w.site(stmt)})") for test in tests}
     with w.block(f"if ({w.number(ir.replaced(stmt.condition, words))})"), w.scope():
         w.name_numbers(stmt.body)
+        before = w.flying
         body(w, stmt.body)
+    w.flying = tuple(dict.fromkeys((*before, *w.flying)))
 
 
 def _any(w: GroupWriter, test: ir.Expr) -> str:
@@ -166,7 +170,9 @@ def _registers(gemm: ir.Gemm) -> list[ir.Tile]:
 
 
 def _retire(w: GroupWriter, stmt: Retire) -> None:
-    """Registers of products that are still unfinished are not touched."""
+    """Registers of products that are still unfinished are not touched; where none is, there is nothing to wait for."""
+    if stmt.of and not set(w.flying).intersection(stmt.of):
+        return
     w.flying = plan.flying((stmt,), w.flying)
     roles.wait(w, stmt)
     held = [tile for gemm in w.flying for tile in _registers(gemm)]
@@ -183,8 +189,7 @@ def _await(w: GroupWriter, waits: list[Await]) -> None:
 
 def _wait(w: GroupWriter, first: Await, box: str) -> None:
     phase, index = w.phase(plan.barrier_named(w.kernel, first.barrier).ring), _index(first.index.value, box)
-    bit = f"({index})" if "+" in index else index
-    w.line(f"wait({_slot(w, first.barrier, index)}, {phase} >> {bit} & 1, {w.site(first)});")
+    w.line(f"wait({first.barrier} + {index}, {phase} >> {f'({index})' if ' ' in index else index} & 1, {w.site(first)});")
 
 
 def _turn_phase(w: GroupWriter, waits: list[Await]) -> None:
@@ -193,12 +198,8 @@ def _turn_phase(w: GroupWriter, waits: list[Await]) -> None:
     w.line(f"{phase} ^= {sum(1 << wait.index.value for wait in waits)};")
 
 
-def _slot(w: GroupWriter, barrier: str, index: str) -> str:
-    return f"{barrier} + {index}" if plan.barrier_named(w.kernel, barrier).copies > 1 else barrier
-
-
 def _index(first: int, box: str) -> str:
-    return " + ".join([str(first)] * (first > 0 or not box) + [box] * bool(box))
+    return box if box and not first else f"{first} + {box}" if box else str(first)
 
 
 @contextmanager
@@ -209,31 +210,27 @@ def _each(w: GroupWriter, count: int):
 
 
 def _issue(w: GroupWriter, stmt: Issue) -> None:
-    if isinstance(stmt.op, ir.Gemm):
-        _product(w, stmt, [])
-    elif plan.is_load(stmt.op):
-        _load(w, stmt)
-    else:
-        with _boxes(w, stmt.op) as (_, place, at):
-            w.line(f"tma_store(p.{stmt.op.dst.tensor.name}, {at}, {place}, {w.site(stmt)});")
-        w.line(f"store_commit({w.site(stmt)});")
+    (_product if isinstance(stmt.op, ir.Gemm) else _load if plan.is_load(stmt.op) else _store)(w, stmt)
+
+
+def _store(w: GroupWriter, stmt: Issue) -> None:
+    with _boxes(w, stmt.op) as (_, place, at):
+        w.line(f"tma_store(p.{stmt.op.dst.tensor.name}, {at}, {place}, {w.site(stmt)});")
+    w.line(f"store_commit({w.site(stmt)});")
 
 
 def _load(w: GroupWriter, stmt: Issue) -> None:
-    """Each box's barrier is told its bytes; without boxes, that of the tile."""
+    """The barrier of each box is told its bytes; of a tile without boxes once, whatever TMA makes of it."""
     op, (root, first) = stmt.op, plan.boxes(stmt.op.dst)[0]
     barrier = plan.barrier_named(w.kernel, f"{root.name}_full")
-
-    def expect(slot: str) -> None:
-        w.line(f"arrive_expect_bytes({slot}, {barrier.bytes}, {w.site(stmt)});")
-
-    if barrier.copies == 1:
-        expect(barrier.name)
+    expect = f"arrive_expect_bytes({barrier.name} + %s, {barrier.bytes}, {w.site(stmt)});"
+    if not root.box:
+        w.line(expect % 0)
     with _boxes(w, op) as (box, place, at):
-        slot = _slot(w, barrier.name, _index(first, box))
-        if barrier.copies > 1:
-            expect(slot)
-        w.line(f"tma_load{hint(op)}({place}, p.{op.src.tensor.name}, {at}, {slot}, {w.site(stmt)});")
+        index = _index(first, box) if root.box else "0"
+        if root.box:
+            w.line(expect % index)
+        w.line(f"tma_load{hint(op)}({place}, p.{op.src.tensor.name}, {at}, {barrier.name} + {index}, {w.site(stmt)});")
 
 
 @contextmanager
@@ -241,12 +238,11 @@ def _boxes(w: GroupWriter, op: ir.Copy):
     """Where each box lies in shared memory and in the tensor."""
     layout = w.kernel.layouts[ir.buffer_of(op.tile)]
     with _each(w, op.tile.shape[1] // layout.box_columns) as box:
-        column = f"box * {layout.box_columns}" if box else 0
-        elements = layout.box_bytes // layout.element_bytes
-        yield box, w.start(op.tile) + f" + box * {elements}" * bool(box), coordinates(w, op, column, layout.rows)
+        place = w.start(op.tile) + f" + box * {layout.box_bytes // layout.element_bytes}" * bool(box)
+        yield box, place, coordinates(w, op, f"box * {layout.box_columns}" if box else 0, layout.rows)
 
 
-def _product(w: GroupWriter, stmt: Issue, waits: list[Await]) -> None:
+def _product(w: GroupWriter, stmt: Issue, waits: list[Await] = ()) -> None:
     """What the group computed is in its registers before. A box is waited for in front of the instructions that read it."""
     gemm, held = stmt.op, [tile for flying in w.flying for tile in _registers(flying)]
     for tile in (tile for tile in _registers(gemm) if tile not in held):
@@ -270,17 +266,14 @@ def _product(w: GroupWriter, stmt: Issue, waits: list[Await]) -> None:
     w.flying = (*w.flying, gemm)
 
 
-def _meets(w: GroupWriter) -> int:
-    return max((s.number for role in w.kernel.roles for s in ir.walk(role.body) if isinstance(s, Meet)), default=0)
-
-
 def _meet(w: GroupWriter, stmt: Meet) -> None:
     w.line(f"named_barrier_{'sync' if stmt.waits else 'arrive'}({stmt.number}, 256, {w.site(stmt)});")
 
 
 def _sync(w: GroupWriter, stmt: ir.Stmt) -> None:
-    """Barriers behind those of two groups."""
-    w.line(f"named_barrier_sync({_meets(w) + 1 + w.role.groups[0]}, 128, {w.site(stmt)});")
+    """A barrier behind those of two groups."""
+    meets = [s.number for role in w.kernel.roles for s in ir.walk(role.body) if isinstance(s, Meet)]
+    w.line(f"named_barrier_sync({max(meets, default=0) + 1 + w.role.groups[0]}, 128, {w.site(stmt)});")
 
 
 def _copy(w: GroupWriter, stmt: ir.Copy) -> None:
@@ -300,21 +293,33 @@ def _copy(w: GroupWriter, stmt: ir.Copy) -> None:
     else:  # by one of the four lanes that have the row
         with w.block("if (lane % 4 == 0)"), w.loop("x", plan.registers(w.kernel, src)):
             w.line(f"store_shared({dst.name}, {w.fragments.row(w, 'x')}, {src.name}[x], {w.site(stmt)});")
-        w.line(f"sync_warp({w.site(stmt)});")
+        if not _meets(w.following):
+            w.line(f"sync_warp({w.site(stmt)});")
+
+
+def _meets(stmt: ir.Stmt | None) -> bool:
+    """Whether the lanes of a warp meet there, or behind it: at a barrier, or another copy of rows."""
+    if isinstance(stmt, ir.Copy) and isinstance(stmt.dst, ir.Buffer):
+        return stmt.dst.scope == "shared" and len(stmt.dst.shape) == 1
+    return isinstance(stmt, Meet) and stmt.waits
 
 
 def _store_pairs(w: GroupWriter, stmt: ir.Copy) -> None:
-    """Two neighbouring elements at a time, of the rows that the tensor has."""
+    """Two neighbouring elements at a time, of the rows and columns that the tensor has."""
     tensor, src = stmt.dst.tensor, stmt.src
     *outer, row, column = stmt.dst.origin
+    numbers = [n.value for n in (column, tensor.dims[-1]) if isinstance(n, ir.Const)]
+    inside = len(numbers) == 2 and numbers[0] + src.shape[1] <= numbers[1]
+    own = f"{w.number(column, 2)} + lane % 4 * 2"
     with w.loop("y", 2):
         w.line(f"const int row = {w.number(row)} + {w.fragments.row(w, 'y')};")
         with w.block(f"if (row < {w.number(tensor.dims[-2])})"):
-            first = " + ".join([*terms(tensor, [*(w.number(o, 3) for o in outer), "row"]), w.number(column)])
-            w.line(f"const auto first = global<{CTYPES[tensor.dtype]}>(p.{tensor.name}) + ({first} + lane % 4 * 2);")
+            first = " + ".join([*terms(tensor, [*(w.number(o, 3) for o in outer), "row"]), own])
+            w.line(f"const auto first = global<{CTYPES[tensor.dtype]}>(p.{tensor.name}) + ({first});")
             w.line("TILEOPS_UNROLL")
+            guard = "" if inside else f"if ({own} + x * 2 < {w.number(tensor.dims[-1])}) "
             word = f"store_global<2>(first, x * 2, {src.name}, x + y * 2, {w.site(stmt)});"
-            w.line(f"for (int x = 0; x < {plan.registers(w.kernel, src)}; x += 4) {word}")
+            w.line(f"for (int x = 0; x < {plan.registers(w.kernel, src)}; x += 4) {guard}{word}")
 
 
 def _fill(w: GroupWriter, stmt: ir.Fill) -> None:
@@ -322,11 +327,11 @@ def _fill(w: GroupWriter, stmt: ir.Fill) -> None:
     if stmt.buffer.scope == "fragment":
         fill(w, stmt)
         return
-    view, layout = stmt.buffer, plan.tile_layout(w.kernel, stmt.buffer)
-    per, row = 16 // layout.element_bytes, w.number(view.origin[0], 3)
+    tile, layout = stmt.buffer, plan.tile_layout(w.kernel, stmt.buffer)
+    per, row = 16 // layout.element_bytes, w.number(tile.origin[0], 3) if isinstance(tile, ir.View) else "0"
     elements = layout.box_bytes // layout.element_bytes
     with w.block(""):
-        w.line(f"Fragment<{CTYPES[view.dtype]}, {per}> value;")
+        w.line(f"Fragment<{CTYPES[tile.dtype]}, {per}> value;")
         w.line(f"fill<{per}>(value, 0, {w.number(stmt.value)});")
         w.line("TILEOPS_NO_UNROLL")
         first = f"{row} * {layout.box_columns} + thread * {per}"
@@ -334,7 +339,7 @@ def _fill(w: GroupWriter, stmt: ir.Fill) -> None:
             w.block(f"for (int x = {first}; x < {elements}; x += {128 * per})"),
             w.loop("box", layout.columns // layout.box_columns),
         ):
-            w.line(f"store_shared<{per}>({w.start(view)} + box * {elements}, x, value, 0, {w.site(stmt)});")
+            w.line(f"store_shared<{per}>({w.start(tile)} + box * {elements}, x, value, 0, {w.site(stmt)});")
 
 
 def _parallel(w: GroupWriter, stmt: ir.Parallel) -> None:
@@ -348,22 +353,19 @@ def _parallel(w: GroupWriter, stmt: ir.Parallel) -> None:
 def _store_elements(w: GroupWriter, stmt: ir.Parallel, store: ir.Store) -> None:
     """For each row, by one of its four lanes; what lies outside of the tensor is left out."""
     tensor, (row,) = store.buffer, stmt.vars
-    inside = [
-        f"{w.number(index, 1)} < {w.number(dim)}"
-        for index, dim in zip(store.indices, tensor.dims, strict=True)
-        if row in ir.subexprs(index) and not (isinstance(index, ir.Call) and index.op == "mod" and index.args[1] == dim)
-    ]
+    ends = [(i, dim) for i, dim in zip(store.indices, tensor.dims, strict=True) if row in ir.subexprs(i)]
+    inside = [f"{w.number(index, 1)} < {w.number(dim)}" for index, dim in ends]
     with w.block("if (lane % 4 == 0)"), w.loop("x", plan.registers(w.kernel, ir.loads(store.value)[0].buffer)):
         w.line(f"const int {row} = {w.fragments.row(w, 'x')};")
         w.line(f"Fragment<{CTYPES[tensor.dtype]}, 1> value;")
         w.line(f"value[0] = {element(w, store.value, '', '', stmt)};")
         to = f"global<{CTYPES[tensor.dtype]}>(p.{tensor.name}), {w.offset(tensor, store.indices)}"
-        w.line(f"if ({' && '.join(inside)}) store_global<1>({to}, value, 0, {w.site(stmt)});")
+        w.line(f"if ({' && '.join(inside) or 'true'}) store_global<1>({to}, value, 0, {w.site(stmt)});")
 
 
 def _one(w: GroupWriter, stmt: One) -> None:
-    """Always the same thread; ptxas knows that it is one, and has no loop over threads around what each does for all."""
-    with w.block(f"if (thread / 32 == 0 && elect_one({w.site(stmt)}))"):
+    """Always the same thread; ptxas knows that it is one, and that whole warps go the same way."""
+    with w.block(f"if (warp == 0 && elect_one({w.site(stmt)}))"):
         body(w, stmt.body)
 
 

@@ -67,7 +67,8 @@ def _store_rows(w: Writer, stmt: ir.Copy) -> None:
     *outer, first = (w.number(o, 3) for o in stmt.dst.origin)
     with w.loop("x", plan.registers(w.kernel, stmt.src)):
         w.line(f"const int {row} = {first} + {w.fragments.row(w, 'x')};")
-        to = f"global<{CTYPES[tensor.dtype]}>(p.{tensor.name}), {' + '.join(terms(tensor, [*outer, row]))}"
+        at = " + ".join(terms(tensor, [*outer, row])) if outer else row
+        to = f"global<{CTYPES[tensor.dtype]}>(p.{tensor.name}), {at}"
         inside = f"{row} < {w.number(tensor.dims[-1])}"
         w.line(f"if (lane % 4 == 0 && {inside}) store_global<1>({to}, {stmt.src.name}, x, {w.site(stmt)});")
 

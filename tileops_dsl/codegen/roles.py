@@ -82,7 +82,8 @@ def _declare_progress(w: Writer, barriers) -> None:
     names = []
     for barrier in (b for b in barriers if b.kind == "full"):
         names += [w.index(barrier.ring)] * (barrier.common and barrier.ring.stages > 1) + [w.phase(barrier.ring)]
-    w.line(f"int {', '.join(f'{name} = 0' for name in names)};")
+    if names:
+        w.line(f"int {', '.join(f'{name} = 0' for name in names)};")
 
 
 def _producer(w: Writer, role: Role) -> None:
@@ -97,6 +98,8 @@ def _consumer(w: Writer, role: Role) -> None:
     kernel, first = w.kernel, role.groups[0]
     w.line("const int thread = thread_index() % 128;")
     w.line("const int lane = thread % 32;")
+    if plan.feeds_itself(kernel):
+        w.line("const int warp = warp_index() % 4;")
     for buffer in (b for b in kernel.shared if not plan.is_common(kernel, b)):
         w.quote(w.allocation(buffer))
         elements = kernel.layouts[buffer].bytes * plan.stages(kernel, buffer) // ir.DTYPES[buffer.dtype]

@@ -115,7 +115,7 @@ def ws(*groups: int):
         problem = f"T.ws{groups} of {len(known)} groups{' inside T.ws' * bool(b.groups)}"
         raise TileError(problem, "T.ws(0), T.ws(0, 1), ...: groups of 128 threads, one T.ws beside the other", where)
     b.open()
-    b.groups = groups
+    b.groups, b.reserved = groups, b.reserved | {"a", "b"}  # names of a product in the text
     yield
     b.groups = ()
     b.emit(ir.On(where, groups, b.close()))

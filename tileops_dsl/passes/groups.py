@@ -98,9 +98,11 @@ def _rotated(loop: ir.Pipelined) -> list[ir.Stmt]:
     if not crossing or left:
         return [loop]
     where, following = loop.location, ir.Call("int32", "add", (loop.var, ir.Const("int32", loop.step)))
-    first = (ir.If(where, _less(loop.var, loop.extent), loop.body[:count]),)
-    rest = *loop.body[count:], At(where, loop.var, following, first), Retire(where, "product", 0, (), crossing)
-    return [At(where, loop.var, loop.start, first), replace(loop, body=rest)]
+    ahead = ir.If(where, _less(loop.var, loop.extent), loop.body[:count])
+    later = _less(loop.start, loop.var)
+    first = replace(ahead, body=tuple(s for s in ahead.body if not (isinstance(s, ir.If) and s.condition == later)))
+    rest = *loop.body[count:], At(where, loop.var, following, (ahead,)), Retire(where, "product", 0, (), crossing)
+    return [At(where, loop.var, loop.start, (first,)), replace(loop, body=rest)]
 
 
 def same(a: ir.Stmt, b: ir.Stmt) -> bool:

@@ -60,9 +60,12 @@ def _product(table: dict, gemm: ir.Gemm, groups: int) -> None:
 
 
 def shared_tile(buffer: ir.Buffer, rows: int, location: ir.Location) -> SharedTile:
-    """With the widest swizzle that divides its rows."""
-    row_bytes = buffer.shape[1] * ir.DTYPES[buffer.dtype] if len(buffer.shape) == 2 else 0
+    """With the widest swizzle that divides its rows; of boxes, one as wide as they are."""
+    row_bytes = (buffer.box or buffer.shape[1]) * ir.DTYPES[buffer.dtype] if len(buffer.shape) == 2 else 0
     fitting = [s for s in (Swizzle.B128, Swizzle.B64, Swizzle.B32) if row_bytes and row_bytes % s.row_bytes == 0]
+    problem = f"{buffer.name} has boxes of {row_bytes} bytes; TMA moves rows of 128, 64 or 32 bytes"
+    of_box = not buffer.box or row_bytes in [s.row_bytes for s in fitting]
+    require(of_box, problem, f"box={128 // ir.DTYPES[buffer.dtype]}", location)
     problem = f"{buffer.name} is {list(buffer.shape)}; TMA and wgmma move rows of 32 bytes, 8 to 256 of them"
     require(fitting and rows % 8 == 0 and 8 <= rows <= 256, problem, "a tile [rows, columns] of such sizes", location)
     return SharedTile(rows, buffer.shape[1], ir.DTYPES[buffer.dtype], fitting[0])

@@ -1,0 +1,99 @@
+"""The text of mla_decode beside the one by hand: the order of what each group does for two pages, and the names of numbers."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from tileops_dsl import configs, output
+from tileops_dsl.kernels import LIBRARY, MODULES, PROGRAMS
+
+GOLDEN = Path(__file__).parents[1] / "golden" / "mla_decode.cu"
+ROW = configs.load("mla_decode")[0]
+# The order matters of: barriers of both groups, products, waits for them, loads, and what stands before a product.
+WORD = re.compile(
+    r"named_barrier_(?P<barrier>sync|arrive)\((?P<number>[\w +]+),|(?P<wait>wgmma_wait<\d>)|(?P<word>any_of_warp|store_matrix)"
+    r"|tma_load<[^>]*>\((?:shared<bf16>\()?(?P<load>\w+)"
+    r"|wgmma<(?P<columns>\d+)>\((?P<acc>\w+), 0, .*?(?P<tile>[kv][01]_tile)|const auto b = matrix_at<[^(]*>\((?P<b>k[01])"
+)
+NUMBERS = {"kMax0Ready": "1", "kMax1Ready": "2", "kP1Ready": "3", "kP0Ready": "4"}
+
+
+@pytest.fixture(scope="module")
+def made() -> output.Generated:
+    return output.compile_config(ROW)
+
+
+def loops(text: str, head: str) -> list[list[str]]:
+    """Of each group, what happens in the loop over pages."""
+    found = re.finditer(rf"^( *)for \(int {head} = begin[^\n]*\n.*?^\1}}$", text, re.M | re.S)
+    return [_events(loop[0]) for loop in found]
+
+
+def _events(body: str) -> list[str]:
+    events = []
+    for m in WORD.finditer(body):
+        if m["barrier"]:
+            number = NUMBERS.get(m["number"], m["number"])
+            events += [f"{m['barrier']} {number}"] if number in NUMBERS.values() else []  # others are a group's own
+        elif m["tile"] or m["b"]:
+            events.append(f"product of {(m['tile'] or m['b'])[:2].replace('v', 'k')}")
+        elif m["load"]:
+            events.append(f"load {m['load'].lower().removeprefix('k').replace('k', '')}")
+        else:
+            events.append(m["wait"] or m["word"])
+    return events
+
+
+def test_each_group_does_things_in_the_order_of_the_text_by_hand(made):
+    by_hand, generated = loops(GOLDEN.read_text(), "page"), loops(made.text, "i")
+    assert len(by_hand) == len(generated) == 2
+    for found in generated:  # the scores are two products, one for each half of Q, and what is left is waited for again
+        (last,) = {n for n, event in enumerate(found) if found[n : n + 2] == [event, event] and event.startswith("product")}
+        del found[last]
+        assert found.pop() == found[-1] == "wgmma_wait<0>"
+    by_hand[1].remove("arrive 3")
+    by_hand[1].insert(by_hand[1].index("store_matrix") + 1, "arrive 3")  # P1 is announced as soon as it is there
+    assert generated == by_hand
+
+
+def test_numbers_have_the_authors_names(made):
+    """Each where its loop variable has a value; another request's or page's in a block of its own."""
+    names = re.findall(r"^ *(?:const \w+|Fragment<int, 1>) (\w+)(?: = |;)", made.text, re.M)
+    assert {"length", "begin", "end", "fewest", "whole", "piece", "page0", "page1"} <= set(names)
+    assert [names.count(name) for name in ("schedule_0", "fewest", "whole", "piece")] == [1, 2, 2, 2]
+    ahead = re.search(r"const int next = i \+ 2;\n *const int i = next;\n *if \(i < end\) \{\n((?:.*\n){3})", made.text)
+    assert "page0" in ahead[1] and "p.block_table_stride[0] + i" in ahead[1]
+
+
+def test_boxes_are_waited_for_one_by_one(made):
+    waits = re.findall(r"wait\(k0_full \+ (.*), k0_phase >> (.*) & 1", made.text)
+    assert waits == [("8", "8"), ("box", "box"), ("4 + box", "(4 + box)")] * 2
+
+
+def test_each_site_is_mapped_and_used_once(made):
+    numbers = re.findall(r"\bsite\((\d+)\)", made.text)
+    assert sorted(map(int, numbers)) == sorted(map(int, made.entry["sites"])) == list(range(1, len(numbers) + 1))
+
+
+def test_each_source_comment_is_a_line_of_the_program(made):
+    quoted = re.findall(r"^ *// (mla_decode|attention)\.py:(\d+): (.*)$", made.text, re.M)
+    programs = {name: Path(MODULES[name].__file__).read_text().splitlines() for name in ("mla_decode", "attention")}
+    assert len(set(quoted)) > 60
+    assert all(programs[name][int(number) - 1].strip() == line for name, number, line in quoted)
+
+
+def test_parameters(made):
+    names = [name for name, _, _ in made.fields]
+    assert names[:3] == ["q", "kv_cache", "out"] and names[-2:] == ["causal", "scale_log2"]
+    assert {ctype for name, ctype, _ in made.fields if name in ("n", "rows", "heads", "sq")} == {"int32_t"}
+    assert {name: ctype for name, ctype, _ in made.fields if name in ("lse", "block_table")} == {
+        "lse": "void*",
+        "block_table": "const void*",
+    }
+    assert made.entry["threads"] == 256 and made.entry["maps"]["kv_cache"] == {"box": (64, 64), "swizzle": 128}
+
+
+def test_the_library_goes_without():
+    """The operator does not call it yet."""
+    assert "mla_decode" in PROGRAMS and "mla_decode" not in LIBRARY
