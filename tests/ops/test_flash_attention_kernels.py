@@ -269,11 +269,12 @@ def test_same_result_each_time(causal):
 def test_batch_invariance(name):
     """From one kernel a sequence has the same result whatever else is in the batch; which kernel, the size decides."""
     kernel = KERNELS[name]
-    q, k, v = cuda(5, 300, 500, 4, 2, kernel["tile"][2], dtype=DTYPES[kernel["x"]])
+    q, k, v = cuda(5, 300, 500, 4, 2, kernel["tile"][2], kernel["head_dim_v"], dtype=DTYPES[kernel["x"]])
+    options = calls(kernel, 4)[0]
     with tileops.knobs.scope(force=name, require_native=True):
-        whole = tileops.flash_attention(q, k, v, causal=kernel["causal"])
+        whole = tileops.flash_attention(q, k, v, **options)
         for b in range(5):
-            alone = tileops.flash_attention(q[b : b + 1], k[b : b + 1], v[b : b + 1], causal=kernel["causal"])
+            alone = tileops.flash_attention(q[b : b + 1], k[b : b + 1], v[b : b + 1], **options)
             assert all(torch.equal(one[0], all_[b]) for one, all_ in zip(alone, whole))
 
 
