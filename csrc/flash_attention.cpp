@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <vector>
 
+#include "allocate.h"
 #include "attention_check.h"
 #include "attention_launch.h"
 #include "ops.h"
@@ -57,7 +58,18 @@ struct FlashAttention final : PairOp {
 
   void launch(Device& device, const ChosenKernel& kernel, const std::vector<Place>& places,
               cudaStream_t stream) const override {
-    launch_attention(device, *kernel.attention, call_for(places), stream);
+    const NoGrad no_grad;
+    AttentionCall call = call_for(places);
+    Owned copies[3], out;
+    AttentionTensor* read[] = {&call.q, &call.k, &call.v};
+    for (int i = 0; i < 3; ++i) {
+      if (!read[i]->copied) continue;
+      copies[i] = allocate_copy(read[i]);
+      torch_check(aoti_torch_copy_(copies[i].get(), input(i).handle, 0), "copying q, k or v");
+    }
+    if (call.out.copied) out = allocate_copy(&call.out);
+    launch_attention(device, *kernel.attention, call, stream);
+    if (out) torch_check(aoti_torch_copy_(places[0].handle, out.get(), 0), "copying the result to its place");
   }
 
  private:
@@ -87,19 +99,25 @@ struct FlashAttention final : PairOp {
     return "";
   }
 
+  Owned allocate_copy(AttentionTensor* tensor) const {
+    Owned copy = empty_strided(4, tensor->extents, tensor->strides, type, input(0), "allocating a copy");
+    tensor->data = mutable_data(copy.get());
+    return copy;
+  }
+
   float scale_log2() const { return static_cast<float>((softcap_ != 0 ? softcap_ : scale_) * kLog2E); }
   float cap_scale() const { return softcap_ != 0 ? static_cast<float>(scale_ / softcap_) : 0; }
 
   AttentionCall call_for(const std::vector<Place>& places) const {
-    const auto tensor = [](const TensorView& view) {
-      return AttentionTensor{const_data(view.handle), view.sizes, view.strides};
+    const auto tensor = [&](const TensorView& view) {
+      return tensor_for_tma(type, const_data(view.handle), view.sizes, view.strides, false);
     };
     AttentionCall call = {};
     call.type = type;
     call.q = tensor(input(0));
     call.k = tensor(input(1));
     call.v = tensor(input(2));
-    call.out = {places[0].data, results[0].sizes.data(), places[0].strides};
+    call.out = tensor_for_tma(type, places[0].data, results[0].sizes.data(), places[0].strides, true);
     call.lse = places[1].data;
     call.lse_strides = places[1].strides;
     call.causal = causal_;
