@@ -88,9 +88,8 @@ std::string copies_text(const AttentionCall& call) {
 }  // namespace
 
 AttentionTensor tensor_for_tma(DType type, const void* data, const int64_t* extents, const int64_t* strides, bool is_written) {
-  AttentionTensor tensor = {data, extents, {strides[0], strides[1], strides[2], strides[3]}, false};
+  AttentionTensor tensor = {data, extents, {strides[0], strides[1], strides[2], strides[3]}, extents[3], false};
   const Access access = access_along(reinterpret_cast<uintptr_t>(data), item_size(type), 4, extents, strides, 3);
-  // A store writes whole 16 bytes, also where a row ends within them (include/tileops/tma.h).
   if (access == Access::tma && !(is_written && extents[3] % kVector != 0)) return tensor;
   tensor.data = nullptr;
   tensor.copied = true;
@@ -98,6 +97,7 @@ AttentionTensor tensor_for_tma(DType type, const void* data, const int64_t* exte
   tensor.strides[2] = ceil_div(extents[3], kVector) * kVector;
   tensor.strides[1] = tensor.strides[2] * extents[2];
   tensor.strides[0] = tensor.strides[1] * extents[1];
+  if (is_written) tensor.columns = tensor.strides[2];
   return tensor;
 }
 

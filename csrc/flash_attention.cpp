@@ -99,10 +99,14 @@ struct FlashAttention final : PairOp {
     return "";
   }
 
+  // A view of whole rows of 16 bytes: behind those of q, k and v the kernel reads nothing, those of out it writes.
   Owned allocate_copy(AttentionTensor* tensor) const {
-    Owned copy = empty_strided(4, tensor->extents, tensor->strides, type, input(0), "allocating a copy");
-    tensor->data = mutable_data(copy.get());
-    return copy;
+    const int64_t* e = tensor->extents;
+    const Owned rows = empty_contiguous({e[0], e[1], e[2], tensor->strides[2]}, type, input(0), "allocating a copy");
+    tensor->data = mutable_data(rows.get());
+    AtenTensorHandle copy = nullptr;
+    torch_check(aoti_torch_as_strided(rows.get(), e, tensor->strides, &copy), "taking a view of a copy");
+    return Owned(copy);
   }
 
   float scale_log2() const { return static_cast<float>((softcap_ != 0 ? softcap_ : scale_) * kLog2E); }

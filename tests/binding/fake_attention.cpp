@@ -125,8 +125,8 @@ void compute(const tileops::AttentionVariant& v, const Params& p, const Heads& q
     total += exp2(fake::load(static_cast<const char*>(p.sinks), h * p.sinks_stride[0], p.sinks_dtype) / M_LN2 - peak);
   }
   char* to = const_cast<char*>(out.map.data);
-  for (int64_t c = 0; c < (out.columns + 7) / 8 * 8; ++c) {  // a store writes whole 16 bytes
-    fake::store(to, out.at(b, h, s, c), out.map.type, seen && c < out.columns ? sums[c] / total : 0.0);
+  for (int64_t c = 0; c < out.columns; ++c) {
+    fake::store(to, out.at(b, h, s, c), out.map.type, seen && c < value.columns ? sums[c] / total : 0.0);
   }
   const int64_t at = b * p.lse_stride[0] + h * p.lse_stride[1] + s * p.lse_stride[2];
   fake::store(p.lse, at, 3, seen ? (peak + log2(total)) * M_LN2 : -INFINITY);
@@ -146,7 +146,7 @@ void launch_attention(const tileops::AttentionVariant& v, const cudaLaunchConfig
   const Heads k(p.k, p.batches, p.kv_heads, p.sk, v.head_dim, type, v.maps[1]);
   const Heads value(p.v, p.batches, p.kv_heads, p.sk, v.head_dim_v, type, v.maps[2]);
   const Heads out(p.out, p.batches, p.heads, p.sq, v.head_dim_v, type, v.maps[3]);
-  if (q.columns != k.columns || value.columns != out.columns) abort();
+  if (q.columns != k.columns || (value.columns + 7) / 8 * 8 != out.columns) abort();  // a store writes whole 16 bytes
   for (int64_t i = 0; i < int64_t(p.batches) * p.heads * p.sq; ++i) {
     compute(v, p, q, k, value, out, {i / p.sq / p.heads, i / p.sq % p.heads, i % p.sq});
   }
