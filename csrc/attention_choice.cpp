@@ -90,7 +90,8 @@ std::string copies_text(const AttentionCall& call) {
 AttentionTensor tensor_for_tma(DType type, const void* data, const int64_t* extents, const int64_t* strides, bool is_written) {
   AttentionTensor tensor = {data, extents, {strides[0], strides[1], strides[2], strides[3]}, extents[3], false};
   const Access access = access_along(reinterpret_cast<uintptr_t>(data), item_size(type), 4, extents, strides, 3);
-  if (access == Access::tma && !(is_written && extents[3] % kVector != 0)) return tensor;
+  const bool ends_within = is_written && extents[3] % kVector != 0;  // a store writes whole 16 bytes (include/tileops/tma.h)
+  if (access == Access::tma && !ends_within) return tensor;
   tensor.data = nullptr;
   tensor.copied = true;
   tensor.strides[3] = 1;

@@ -58,18 +58,9 @@ struct FlashAttention final : PairOp {
 
   void launch(Device& device, const ChosenKernel& kernel, const std::vector<Place>& places,
               cudaStream_t stream) const override {
-    const NoGrad no_grad;
     AttentionCall call = call_for(places);
-    Owned copies[3], out;
-    AttentionTensor* read[] = {&call.q, &call.k, &call.v};
-    for (int i = 0; i < 3; ++i) {
-      if (!read[i]->copied) continue;
-      copies[i] = allocate_copy(read[i]);
-      torch_check(aoti_torch_copy_(copies[i].get(), input(i).handle, 0), "copying q, k or v");
-    }
-    if (call.out.copied) out = allocate_copy(&call.out);
+    if (call.has_copies()) return launch_on_copies(device, *kernel.attention, call, places[0], stream);
     launch_attention(device, *kernel.attention, call, stream);
-    if (out) torch_check(aoti_torch_copy_(places[0].handle, out.get(), 0), "copying the result to its place");
   }
 
  private:
@@ -97,6 +88,21 @@ struct FlashAttention final : PairOp {
     if (!(scale_log2() > 0 && scale_log2() < INFINITY)) return "flash_attention kernels take a scale above 0 in float32";
     if (input(1).sizes[1] == 0) return "there are no keys to sum over";
     return "";
+  }
+
+  void launch_on_copies(Device& device, const AttentionVariant& variant, AttentionCall& call, const Place& out,
+                        cudaStream_t stream) const {
+    const NoGrad no_grad;
+    Owned copies[3], result;
+    AttentionTensor* read[] = {&call.q, &call.k, &call.v};
+    for (int i = 0; i < 3; ++i) {
+      if (!read[i]->copied) continue;
+      copies[i] = allocate_copy(read[i]);
+      torch_check(aoti_torch_copy_(copies[i].get(), input(i).handle, 0), "copying q, k or v");
+    }
+    if (call.out.copied) result = allocate_copy(&call.out);
+    launch_attention(device, variant, call, stream);
+    if (result) torch_check(aoti_torch_copy_(out.handle, result.get(), 0), "copying the result to its place");
   }
 
   // A view of whole rows of 16 bytes: behind those of q, k and v the kernel reads nothing, those of out it writes.

@@ -26,6 +26,7 @@ TILES = {  # beside those of the texts by hand
     "three groups": {"tile": (192, 48, 128)},
     "one group": {"tile": (64, 96, 128), "stages": 3, "x": "float16"},
     "heads of 64": {"tile": (128, 128, 64)},
+    "heads of 80": {"tile": (128, 144, 80)},
 }
 
 
