@@ -46,6 +46,7 @@ extern const AttentionVariant attention_variants[] = {
     ATTENTION(bf16, "window_sinks", 128, 128, 64),
     ATTENTION(bf16, "window_softcap", 128, 128, 64),
     NAMED("192x128", bf16, "causal", 128, 112, 192, 128),
+    ATTENTION(bf16, "causal", 128, 128, 96),
     {}};
 extern const int attention_variant_count = sizeof(attention_variants) / sizeof(attention_variants[0]) - 1;
 
@@ -63,6 +64,7 @@ extern const AttentionMeasurement attention_measurements[] = {
     {6, FAKE_GPU, 8, 64, 64, 0, 0, 0, 9.0, 10.0},
     {7, FAKE_GPU, 8, 64, 64, 0, 0, 0, 9.0, 10.0},
     {0, FAKE_GPU, 8, 64, 64, 0, 60, 60, 9.0, 10.0},
+    {3, FAKE_GPU, 8, 64, 64, 0, 40, 40, 1.0, 10.0},
     {3, FAKE_GPU, 8, 64, 64, 0, 80, 80, 11.0, 10.0},
     {3, FAKE_GPU, 8, 64, 64, 0, 100, 100, 11.0, 10.0},
     {}};
