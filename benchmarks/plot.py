@@ -124,7 +124,7 @@ def attention_table(rows):
     head = ["flash_attention", "time (us)", "TFLOP/s", "vs eager PyTorch", "vs cuDNN", "error"]
     body = [
         [row["workload"], f"{row['us']:.1f}", f"{row['tflops']:.0f}"]
-        + [f"{row['ratios'][name]:.2f}x" for name in ("eager", "cudnn")]
+        + [f"{row['ratios'][name]:.2f}x" if name in row["ratios"] else "" for name in ("eager", "cudnn")]
         + [f"{row['error']:.1e}"]
         for row in rows
         if row["op"] == "flash_attention" and row["workload"].startswith(batch)
