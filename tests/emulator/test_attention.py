@@ -71,20 +71,6 @@ def test_other_tiles(gpu, generated, causal, tile):
     check(gpu, kernel, *inputs(2, 200, 333, 2, 1, kernel.row.tile[2], getattr(torch, kernel.row.x)))
 
 
-@pytest.mark.parametrize("row", configs.load("flash_attention"), ids=lambda row: row.name)
-def test_kernels_of_the_library(gpu, row, tmp_path):
-    kernel = flash_attention.Generated(row, tmp_path)
-    tensors = inputs(1, 150, 400, 4, 2, row.tile[2], getattr(torch, row.x), row.head_dim_v)
-    check(gpu, kernel, *tensors, **options_of(row))
-
-
-def options_of(row):
-    """A call with all that the kernel has."""
-    options = {"causal": True, "window_left": 170} if row.window else {}
-    options |= {"sinks": torch.linspace(-2, 3, 4)} if row.sinks else {}
-    return options | ({"softcap": 2.0} if row.softcap else {})
-
-
 WINDOWS = [
     {},
     {"causal": True},
