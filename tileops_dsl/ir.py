@@ -17,6 +17,7 @@
               | Pipelined(var, extent, num_stages, pending, body, start)        a Serial whose copies run ahead
               | Persistent(vars, extents, group_size, body, alternate)        the tiles of one CTA
               | If(condition, body)
+              | Print(value)                                          a line from one thread
     Region    = (tensor, origin)                            the tile that starts there, as large as the other side
     Expr      = Const(value) | Var(name) | Load(tile, indices) | Call(op, args) | Cast(value)
 
@@ -293,6 +294,11 @@ class Persistent(Stmt):
 class If(Stmt):
     condition: Expr
     body: tuple[Stmt, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class Print(Stmt):
+    value: Expr  # a number, or an element of a fragment at constant indices
 
 
 @dataclass(frozen=True)

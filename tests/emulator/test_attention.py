@@ -72,13 +72,6 @@ def test_other_tiles(gpu, generated, causal, tile):
     check(gpu, kernel, *inputs(2, 200, 333, 2, 1, kernel.row.tile[2], getattr(torch, kernel.row.x)))
 
 
-@pytest.mark.parametrize("row", configs.load("flash_attention"), ids=lambda row: row.name)
-def test_kernels_of_the_library(gpu, row, tmp_path):
-    kernel = flash_attention.Generated(row, tmp_path)
-    tensors = inputs(1, 150, 400, 4, 2, row.tile[2], getattr(torch, row.x), row.head_dim_v)
-    check(gpu, kernel, *tensors, **options_of(row))
-
-
 def options_of(row):
     """A call with all that the kernel has."""
     options = {"causal": True, "window_left": 170} if row.window else {}
@@ -88,7 +81,7 @@ def options_of(row):
 
 BELOW = [  # the kernel, and head dims below those of its tile
     ("bf16_128x128x32_causal", 24, 24),
-    ("bf16_128x192x64_full", 40, 40),
+    ("bf16_192x128x64_full", 40, 40),
     ("f16_128x128x96_causal", 72, 80),
     ("bf16_128x128x128_causal", 104, 112),
     ("bf16_128x128x128_full", 40, 64),  # boxes that lie outside of the tensor

@@ -40,7 +40,8 @@ def _check_block(body, known: set) -> None:
             if isinstance(e, ir.Var):
                 require(e.name in known, f"{e.name} is used outside its loop", "the loop's values inside the loop", where)
             elif isinstance(e, ir.Load):
-                require(isinstance(stmt, ir.Store), f"{e} is read outside T.Parallel", "a dimension or a T.Scalar", where)
+                there = isinstance(stmt, ir.Store | ir.Print)
+                require(there, f"{e} is read outside T.Parallel", "a dimension or a T.Scalar", where)
             elif isinstance(e, ir.Call):
                 arity = ir.OPS[e.op][0]
                 require(len(e.args) == arity, f"{e.op} with {len(e.args)} operands", f"{arity} operands", where)
