@@ -11,7 +11,7 @@ from benchmarks.table import markdown
 BEGIN, END = "<!-- results:begin -->", "<!-- results:end -->"
 HOST_OPS = ("startup", "host")  # rows in which nothing moves through device memory
 APART = (*HOST_OPS, "epilogue", "flash_attention")  # rows with tables of their own
-SHOWN_ATTENTION = "b4 h16", "bf16", ("s1024", "s4096", "s16384")  # of its many rows
+SHOWN_ATTENTION = "b4 h16", "bf16", ("s4096",)  # of its many rows
 READING = (
     "Times are medians of CUDA-graph replays over buffers larger than the L2 cache, contestants interleaved; `% of copy` "
     "compares with a copy kernel that moves the same bytes in the same run; `vs` is how many times faster tileops is; "
