@@ -276,7 +276,9 @@ def test_explain(device, op):
     if device == "cpu":
         assert decision.reason == f"{first} is on cpu"
     elif tileops.status().loaded:
-        assert decision.reason.startswith(f"this build has no {op} kernel for bfloat16")
+        served = op == "flash_attention" and torch.cuda.get_device_capability() == (9, 0)  # such head dims by copies
+        expected = "no kernel was measured on" if served else f"this build has no {op} kernel for bfloat16"
+        assert decision.reason.startswith(expected)
     for name in ("out", "lse"):
         with pytest.raises(ValueError, match=rf"^explain: {name} was given; expected the other arguments only"):
             tileops.explain(op, **call, **{name: call[first]})
