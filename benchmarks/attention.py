@@ -43,8 +43,11 @@ OPTIONS = (
     (192, 128, 0, False, 0.0),  # DeepSeek-V3, a prompt
 )
 OPTION_LENGTHS, OPTION_BATCHES = (1024, 4096, 16384), (1, 4)
+# Full and causal, at fewer lengths: head dims with and without a tile of their own, and for each tile one of copied tensors.
+MORE_DIMS = *((dim, dim) for dim in (32, 40, 72, 80, 104, 112, 192, 30, 60, 90, 124, 188, 252)), (192, 128)
 TOLERANCE = {"bfloat16": 2**-7, "float16": 2**-9}  # of the largest value
 SAMPLE = 64  # rows of q that are compared with float64
+DEFAULTS = ("window", "head_dim", "head_dim_v")  # of MeasuredAttention; 0 is not written
 
 
 class Problem(NamedTuple):
@@ -67,9 +70,11 @@ class Problem(NamedTuple):
         options = f" window {self.window}" * (self.window > 0), " sinks" * self.sinks, f" softcap {self.softcap:g}"
         return text + options[0] + options[1] + options[2] * (self.softcap > 0)
 
+    dims = property(lambda self: (self.dim, self.dim_v or self.dim))
+
     def served_by(self, row: configs.AttentionConfig) -> bool:
         """As csrc/attention_choice.cpp has it."""
-        if (row.x, row.tile[2], row.head_dim_v) != (self.dtype, self.dim, self.dim_v or self.dim):
+        if row.x != self.dtype or row.tile[2] < self.dims[0] or row.head_dim_v < self.dims[1]:
             return False
         if self.plain:
             return row.causal == self.causal and not row.options
@@ -79,6 +84,13 @@ class Problem(NamedTuple):
         options = {"causal": self.causal, "softcap": self.softcap}
         options |= {"window_left": self.window - 1} if self.window else {}
         return options | ({"sinks": torch.linspace(-1, 3, HEADS, device=device)} if self.sinks else {})
+
+
+def kernels(problem: Problem, rows: list[configs.AttentionConfig]) -> dict[str, configs.AttentionConfig]:
+    """Those among which the dispatcher chooses: of all that serve the problem, the ones with the fewest columns."""
+    serving = [row for row in rows if problem.served_by(row)]
+    fewest = min(row.tile[2] + row.head_dim_v for row in serving)
+    return {row.name: row for row in serving if row.tile[2] + row.head_dim_v == fewest}
 
 
 def problems(*matches: str):
@@ -93,7 +105,13 @@ def problems(*matches: str):
         for dtype, (dim, *rest) in itertools.product(DTYPES, OPTIONS)
         for batch, length in itertools.product(OPTION_BATCHES, OPTION_LENGTHS)
     ]
-    for problem in (*plain, *others):
+    more = [
+        Problem(dtype, dim, causal, batch, length, dim_v * (dim_v != dim))
+        for dtype, (dim, dim_v), causal in itertools.product(DTYPES, MORE_DIMS, (False, True))
+        for batch, length in itertools.product(BATCHES, OPTION_LENGTHS)
+        if dim == dim_v or not causal
+    ]
+    for problem in (*plain, *others, *more):
         wanted = any(match in problem.label for match in matches)
         if wanted and problem.batch * HEADS * problem.length <= MOST and problem.window < problem.length:
             yield problem
@@ -128,17 +146,17 @@ def scores(problem: Problem) -> float:
     return min(seen, problem.window - problem.window**2 / (2 * problem.length)) if problem.window else seen
 
 
-def measure(problem, rows, rounds):
+def measure(problem, names, rounds):
     """(row of the results, {kernel: microseconds}, microseconds of the eager twin)."""
-    dtype, dim, causal, batch, length, dim_v = problem[:6]
-    names, options, dim_v = [row.name for row in rows if problem.served_by(row)], problem.options(), dim_v or dim
+    dtype, _, causal, batch, length = problem[:5]
+    options, (dim, dim_v) = problem.options(), problem.dims
     shapes = [(batch, length, HEADS, columns) for columns in (dim, dim, dim_v)]
     size = batch * length * HEADS * (2 * dim + 2 * dim_v) * 2
     count, calls = timing.rotation(size, timing.l2_bytes())
     calls = max(count, min(calls, 1 + (1 << 32) // (batch * HEADS * length * length)))
     sets = [tuple(torch.randn(shape, device="cuda", dtype=getattr(torch, dtype)) for shape in shapes) for _ in range(count)]
     contestants = {name: lambda q, k, v, name=name: forced(name, q, k, v, options) for name in ("eager", *names)}
-    if problem.plain and dim == dim_v:
+    if problem.plain and dim == dim_v and dim % 8 == 0:  # what cuDNN takes
         contestants["cudnn"] = lambda q, k, v: cudnn(q, k, v, causal)
     errors = {name: error(fn(*sets[0]), *sets[0], **options) for name, fn in contestants.items()}
     if not max(errors.values()) < TOLERANCE[dtype]:
@@ -166,15 +184,21 @@ def ratio(row, peer) -> str:
     return f"{row['ratios'][peer]:.2f}x" if peer in row["ratios"] else "-"
 
 
+def measurement(gpu, problem, row, us, eager) -> MeasuredAttention:
+    dims = (0, 0) if problem.dims == (row.tile[2], row.head_dim_v) else problem.dims
+    size = problem.batch * HEADS, problem.length, problem.length
+    return MeasuredAttention(gpu, *size, round(us, 2), round(eager, 2), problem.window, *dims)
+
+
 def write_configs(path, rows, found):
-    """The rows of the configuration with what was measured; `found`: {kernel: measurements}."""
+    """The rows of the configuration with what was measured last at each problem; `found`: {kernel: measurements}."""
     lines = []
     for row in rows:
         fields = {"target": row.target, "x": row.x, "y": row.y, "tile": row.tile, "stages": row.stages, "causal": row.causal}
         fields |= {"options": row.options} if row.options else {}
         fields |= {"head_dim_v": row.head_dim_v} if row.head_dim_v != row.tile[2] else {}
-        measured = [asdict(problem) for problem in found.get(row.name, row.measured)]
-        measured = [{k: v for k, v in problem.items() if k != "window" or v} for problem in measured]
+        newest = {(at.gpu, at.problem): at for at in (*row.measured, *found.get(row.name, ()))}
+        measured = [{k: v for k, v in asdict(at).items() if v or k not in DEFAULTS} for at in newest.values()]
         lines.append(json.dumps(fields | ({"measured": measured} if measured else {})))
     path.write_text("[\n " + ",\n ".join(lines) + "\n]\n")
 
@@ -195,13 +219,12 @@ def main(arguments=None):
     progress = Progress(len(chosen))
     for problem in chosen:
         progress.step(problem.label)
+        contestants = kernels(problem, rows)
         with torch.no_grad():
-            row, kernels, eager = measure(problem, rows, options.rounds)
+            row, times, eager = measure(problem, list(contestants), options.rounds)
         written.append(row)
-        for name, us in kernels.items():
-            size = problem.batch * HEADS, problem.length, problem.length
-            at = MeasuredAttention(gpu, *size, round(us, 2), round(eager, 2), problem.window)
-            found.setdefault(name, []).append(at)
+        for name, us in times.items():
+            found.setdefault(name, []).append(measurement(gpu, problem, contestants[name], us, eager))
         results.write(path, [row])
         torch.cuda.empty_cache()
     progress.close()

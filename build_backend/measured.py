@@ -35,5 +35,7 @@ class MeasuredAttention:
     us: float
     baseline_us: float
     window: int = 0  # how many keys a query sees at most; 0: a window hides none
+    head_dim: int = 0  # 0: the kernel's
+    head_dim_v: int = 0
 
-    problem = property(lambda self: (self.batch_heads, self.sq, self.sk, self.window))
+    problem = property(lambda self: (self.batch_heads, self.sq, self.sk, self.window, self.head_dim, self.head_dim_v))

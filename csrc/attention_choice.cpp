@@ -9,9 +9,7 @@ namespace tileops {
 
 namespace {
 
-bool fits_tma(const AttentionTensor& t, DType type) {
-  return access_along(reinterpret_cast<uintptr_t>(t.data), item_size(type), 4, t.extents, t.strides, 3) == Access::tma;
-}
+constexpr int64_t kVector = 8;  // elements of 16 bytes
 
 bool counts_in_32_bits(const AttentionVariant& v, const AttentionCall& c) {
   for (const int64_t extent : {c.batches(), c.heads(), c.kv_heads(), c.sq(), c.sk()}) {
@@ -46,11 +44,67 @@ std::string shape_of(int64_t batch_heads, int64_t sq, int64_t sk) {
   return std::to_string(batch_heads) + " heads of " + std::to_string(sq) + "x" + std::to_string(sk);
 }
 
+// A measurement with its head dims, on contiguous tensors: those whose rows do not end at 16 bytes were copied.
+struct Measured {
+  const AttentionMeasurement& row;
+  int64_t head_dim = row.head_dim ? row.head_dim : attention_variants[row.variant].head_dim;
+  int64_t head_dim_v = row.head_dim_v ? row.head_dim_v : attention_variants[row.variant].head_dim_v;
+
+  bool has_copies() const { return head_dim % kVector != 0 || head_dim_v % kVector != 0; }
+  double away_from(const AttentionCall& call) const {
+    if (has_copies() != call.has_copies()) return INFINITY;
+    return apart(row.batch_heads, call.batches() * call.heads()) * apart(row.sq, call.sq()) * apart(row.sk, call.sk()) *
+           windows_apart(row.window, call.window) * apart(head_dim, call.head_dim()) * apart(head_dim_v, call.head_dim_v());
+  }
+  std::string text(const AttentionCall& call) const {
+    const bool other = head_dim != call.head_dim() || head_dim_v != call.head_dim_v();
+    return shape_of(row.batch_heads, row.sq, row.sk) + (other ? " with " + head_dims_text(head_dim, head_dim_v) : "");
+  }
+};
+
+// Columns of zeros cost as much as others.
+void keep_narrowest(Fitting<AttentionVariant>* found) {
+  const auto columns = [](const AttentionVariant& v) { return v.head_dim + v.head_dim_v; };
+  for (int i = 0; i < attention_variant_count; ++i) {
+    if (found->fits[i] && columns(attention_variants[i]) < columns(*found->first)) found->first = &attention_variants[i];
+  }
+  for (int i = 0; i < attention_variant_count; ++i) {
+    found->fits[i] = found->fits[i] && columns(attention_variants[i]) == columns(*found->first);
+  }
+}
+
+std::string copies_text(const AttentionCall& call) {
+  std::string text;
+  const auto add = [&](const AttentionTensor& tensor, const char* name) {
+    if (tensor.copied) text += (text.empty() ? "" : ", ") + std::string(name);
+  };
+  add(call.q, "q");
+  add(call.k, "k");
+  add(call.v, "v");
+  add(call.out, "out");
+  return text.empty() ? "" : "; by copies with rows of whole 16 bytes: " + text;
+}
+
 }  // namespace
+
+AttentionTensor tensor_for_tma(DType type, const void* data, const int64_t* extents, const int64_t* strides, bool is_written) {
+  AttentionTensor tensor = {data, extents, {strides[0], strides[1], strides[2], strides[3]}, extents[3], false};
+  const Access access = access_along(reinterpret_cast<uintptr_t>(data), item_size(type), 4, extents, strides, 3);
+  const bool ends_within = is_written && extents[3] % kVector != 0;  // a store writes whole 16 bytes (include/tileops/tma.h)
+  if (access == Access::tma && !ends_within) return tensor;
+  tensor.data = nullptr;
+  tensor.copied = true;
+  tensor.strides[3] = 1;
+  tensor.strides[2] = ceil_div(extents[3], kVector) * kVector;
+  tensor.strides[1] = tensor.strides[2] * extents[2];
+  tensor.strides[0] = tensor.strides[1] * extents[1];
+  if (is_written) tensor.columns = tensor.strides[2];
+  return tensor;
+}
 
 const char* why_other_kind(const AttentionVariant& v, const AttentionCall& call) {
   if (v.x != call.type) return "it is for another dtype";
-  if (v.head_dim != call.head_dim() || v.head_dim_v != call.head_dim_v()) return "it is for another head dim";
+  if (v.head_dim < call.head_dim() || v.head_dim_v < call.head_dim_v()) return "it is for smaller head dims";
   if (v.causal && !call.causal) return "it is for causal attention";
   if (call.causal && !v.causal && !v.window) return "it has no causal mask";
   if (call.has_window() && !v.window) return "it has no window";
@@ -63,39 +117,26 @@ const char* why_other_kind(const AttentionVariant& v, const AttentionCall& call)
 
 const char* why_not(const AttentionVariant& v, const AttentionCall& call) {
   if (const char* reason = why_other_kind(v, call)) return reason;
-  if (!counts_in_32_bits(v, call)) return "it counts queries, keys, heads and tiles in 32 bits";
-  constexpr const char* kNeeds[] = {
-      "it needs a q whose head dim has unit stride, with its address and other strides at multiples of 16 bytes",
-      "it needs a k whose head dim has unit stride, with its address and other strides at multiples of 16 bytes",
-      "it needs a v whose head dim has unit stride, with its address and other strides at multiples of 16 bytes",
-      "it needs an out whose head dim has unit stride, with its address and other strides at multiples of 16 bytes"};
-  int number = 0;
-  for (const AttentionTensor* tensor : {&call.q, &call.k, &call.v, &call.out}) {
-    if (!fits_tma(*tensor, call.type)) return kNeeds[number];
-    ++number;
-  }
-  return nullptr;
+  return counts_in_32_bits(v, call) ? nullptr : "it counts queries, keys, heads and tiles in 32 bits";
 }
 
 AttentionChoice choose_attention(const Device& device, const AttentionCall& call) {
   const std::string& force = knobs().force;
-  const Fitting<AttentionVariant> found = fitting(attention_variants, attention_variant_count, device, call);
+  Fitting<AttentionVariant> found = fitting(attention_variants, attention_variant_count, device, call);
   if (!found.first) return {nullptr, none_fits("flash_attention", describe(call), device, found.last_reason)};
-  const int64_t batch_heads = call.batches() * call.heads();
-  const AttentionMeasurement* measured =
-      nearest(attention_measurements, attention_measurement_count, device, found.fits, [&](const AttentionMeasurement& row) {
-        return apart(row.batch_heads, batch_heads) * apart(row.sq, call.sq()) * apart(row.sk, call.sk()) *
-               windows_apart(row.window, call.window);
-      });
-  const AttentionVariant* variant = measured ? &attention_variants[measured->variant] : found.first;
-  if (!force.empty()) return {variant, "TILEOPS_FORCE=" + force + " is set"};
-  if (!measured) {
-    return {nullptr, "no kernel was measured on " + device.name + " near " + describe(call) + ", " +
-                         shape_of(batch_heads, call.sq(), call.sk())};
+  keep_narrowest(&found);
+  const AttentionMeasurement* row = nearest(attention_measurements, attention_measurement_count, device, found.fits,
+                                            [&](const AttentionMeasurement& at) { return Measured{at}.away_from(call); });
+  const AttentionVariant* variant = row ? &attention_variants[row->variant] : found.first;
+  if (!force.empty()) return {variant, "TILEOPS_FORCE=" + force + " is set" + copies_text(call)};
+  if (!row) {
+    const std::string shape = shape_of(call.batches() * call.heads(), call.sq(), call.sk());
+    return {nullptr, "no kernel was measured on " + device.name + " near " + describe(call) + ", " + shape +
+                         (call.has_copies() ? ", with copies" : "")};
   }
-  const std::string at = shape_of(measured->batch_heads, measured->sq, measured->sk);
-  if (!won(*measured)) return {nullptr, "eager PyTorch measured faster at " + at};
-  return {variant, "measured faster than eager PyTorch at " + at};
+  const std::string at = Measured{*row}.text(call);
+  if (!won(*row)) return {nullptr, "eager PyTorch measured faster at " + at};
+  return {variant, "measured faster than eager PyTorch at " + at + copies_text(call)};
 }
 
 }  // namespace tileops

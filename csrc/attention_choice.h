@@ -12,8 +12,13 @@ namespace tileops {
 struct AttentionTensor {
   const void* data;
   const int64_t* extents;
-  const int64_t* strides;
+  int64_t strides[4];
+  int64_t columns;  // that a kernel may touch: those of its extent; of a copy of the result whole 16 bytes, as they are stored
+  bool copied;  // TMA cannot address what the caller has, so a copy takes its place: data NULL, rows of whole 16 bytes
 };
+
+// What a kernel gets for a tensor of the caller's.
+AttentionTensor tensor_for_tma(DType type, const void* data, const int64_t* extents, const int64_t* strides, bool is_written);
 
 struct AttentionCall {
   DType type;
@@ -39,6 +44,7 @@ struct AttentionCall {
   int64_t head_dim_v() const { return v.extents[3]; }
   bool has_window() const { return window > 0; }
   bool has_sinks() const { return sinks_type != DType::none; }
+  bool has_copies() const { return q.copied || k.copied || v.copied || out.copied; }
 };
 
 struct AttentionChoice {
@@ -46,14 +52,16 @@ struct AttentionChoice {
   std::string reason;
 };
 
-// What a kernel has for good: dtype, head dims, mask and options. NULL if they are the call's. A kernel with a window or sinks
-// serves any call with one of the two; only a softcap costs time where it is not asked for.
+// What a kernel has for good: dtype, head dims, mask and options. NULL if they are the call's. TMA fills tiles up with zeros, so
+// they may have more columns. A kernel with a window or sinks serves any call with one of the two; only a softcap costs time where
+// it is not asked for.
 const char* why_other_kind(const AttentionVariant& variant, const AttentionCall& call);
 
 // NULL if the kernel can serve the call, else what it asks for that the call lacks.
 const char* why_not(const AttentionVariant& variant, const AttentionCall& call);
 
-// The kernel that TILEOPS_FORCE names, or one that was measured to be faster than eager PyTorch near this problem.
+// The kernel that TILEOPS_FORCE names, or one that was measured to be faster than eager PyTorch near this problem: among those
+// with the fewest columns that can serve the call.
 AttentionChoice choose_attention(const Device& device, const AttentionCall& call);
 
 }  // namespace tileops

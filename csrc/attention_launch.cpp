@@ -20,7 +20,7 @@ namespace {
 // Columns, tokens, heads, batch. The stride of a dimension of one is any, and 0 always fits.
 tensor_map map_heads(const AttentionTensor& t, DType type, const MapBox& box) {
   const auto bytes = [&](int dim) { return t.extents[dim] > 1 ? t.strides[dim] * item_size(type) : 0; };
-  return map_of({t.data, 4, {t.extents[3], t.extents[1], t.extents[2], t.extents[0]}, {bytes(1), bytes(2), bytes(0)}, type, box});
+  return map_of({t.data, 4, {t.columns, t.extents[1], t.extents[2], t.extents[0]}, {bytes(1), bytes(2), bytes(0)}, type, box});
 }
 
 }  // namespace

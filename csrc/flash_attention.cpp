@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <vector>
 
+#include "allocate.h"
 #include "attention_check.h"
 #include "attention_launch.h"
 #include "ops.h"
@@ -57,7 +58,9 @@ struct FlashAttention final : PairOp {
 
   void launch(Device& device, const ChosenKernel& kernel, const std::vector<Place>& places,
               cudaStream_t stream) const override {
-    launch_attention(device, *kernel.attention, call_for(places), stream);
+    AttentionCall call = call_for(places);
+    if (call.has_copies()) return launch_on_copies(device, *kernel.attention, call, places[0], stream);
+    launch_attention(device, *kernel.attention, call, stream);
   }
 
  private:
@@ -87,19 +90,44 @@ struct FlashAttention final : PairOp {
     return "";
   }
 
+  void launch_on_copies(Device& device, const AttentionVariant& variant, AttentionCall& call, const Place& out,
+                        cudaStream_t stream) const {
+    const NoGrad no_grad;
+    Owned copies[3], result;
+    AttentionTensor* read[] = {&call.q, &call.k, &call.v};
+    for (int i = 0; i < 3; ++i) {
+      if (!read[i]->copied) continue;
+      copies[i] = allocate_copy(read[i]);
+      torch_check(aoti_torch_copy_(copies[i].get(), input(i).handle, 0), "copying q, k or v");
+    }
+    if (call.out.copied) result = allocate_copy(&call.out);
+    launch_attention(device, variant, call, stream);
+    if (result) torch_check(aoti_torch_copy_(out.handle, result.get(), 0), "copying the result to its place");
+  }
+
+  // A view of whole rows of 16 bytes: behind those of q, k and v the kernel reads nothing, those of out it writes.
+  Owned allocate_copy(AttentionTensor* tensor) const {
+    const int64_t* e = tensor->extents;
+    const Owned rows = empty_contiguous({e[0], e[1], e[2], tensor->strides[2]}, type, input(0), "allocating a copy");
+    tensor->data = mutable_data(rows.get());
+    AtenTensorHandle copy = nullptr;
+    torch_check(aoti_torch_as_strided(rows.get(), e, tensor->strides, &copy), "taking a view of a copy");
+    return Owned(copy);
+  }
+
   float scale_log2() const { return static_cast<float>((softcap_ != 0 ? softcap_ : scale_) * kLog2E); }
   float cap_scale() const { return softcap_ != 0 ? static_cast<float>(scale_ / softcap_) : 0; }
 
   AttentionCall call_for(const std::vector<Place>& places) const {
-    const auto tensor = [](const TensorView& view) {
-      return AttentionTensor{const_data(view.handle), view.sizes, view.strides};
+    const auto tensor = [&](const TensorView& view) {
+      return tensor_for_tma(type, const_data(view.handle), view.sizes, view.strides, false);
     };
     AttentionCall call = {};
     call.type = type;
     call.q = tensor(input(0));
     call.k = tensor(input(1));
     call.v = tensor(input(2));
-    call.out = {places[0].data, results[0].sizes.data(), places[0].strides};
+    call.out = tensor_for_tma(type, places[0].data, results[0].sizes.data(), places[0].strides, true);
     call.lse = places[1].data;
     call.lse_strides = places[1].strides;
     call.causal = causal_;

@@ -38,7 +38,7 @@ class NewResults {
  public:
   NewResults(const ResultsOp& op, const Device& device) {
     for (const Result& result : op.results) strides_.push_back(contiguous_strides(result.sizes));
-    for (const auto& of_result : strides_) places.push_back({nullptr, of_result.data()});
+    for (const auto& of_result : strides_) places.push_back({nullptr, nullptr, of_result.data()});
     kernel = op.choose_kernel(device, places);
     if (!kernel.name && !knobs().force.empty()) cannot_force(op.name, knobs().force, kernel.reason);
   }
@@ -66,7 +66,10 @@ OwnedResults compute(const ResultsOp& op, Args& args, Device& device) {
     NewResults fresh(op, device);
     if (fresh.kernel.name) {
       OwnedResults owned = allocate_results(op);
-      for (size_t i = 0; i < owned.size(); ++i) fresh.places[i].data = mutable_data(owned[i].get());
+      for (size_t i = 0; i < owned.size(); ++i) {
+        fresh.places[i].handle = owned[i].get();
+        fresh.places[i].data = mutable_data(owned[i].get());
+      }
       execute(op, device, fresh.kernel, fresh.places);
       return owned;
     }
@@ -79,7 +82,7 @@ OwnedResults compute(const ResultsOp& op, Args& args, Device& device) {
 bool compute_into(const ResultsOp& op, Device& device, const std::vector<TensorView>& outs) {
   if (!refusal(op.name, device).empty()) return false;
   std::vector<Place> places;
-  for (const TensorView& out : outs) places.push_back({mutable_data(out.handle), out.strides});
+  for (const TensorView& out : outs) places.push_back({out.handle, mutable_data(out.handle), out.strides});
   ChosenKernel kernel = op.choose_kernel(device, places);
   if (kernel.name) execute(op, device, kernel, places);
   return kernel.name != nullptr;

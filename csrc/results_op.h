@@ -19,6 +19,7 @@ struct Result {
 
 // Where a result lies. data NULL: it is not allocated yet, and will be contiguous and aligned.
 struct Place {
+  AtenTensorHandle handle;
   void* data;
   const int64_t* strides;
 };

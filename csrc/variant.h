@@ -68,8 +68,8 @@ extern const int product_variant_count;
 extern const ProductMeasurement product_measurements[];
 extern const int product_measurement_count;
 
-// A persistent kernel of attention, out [batch, sq, heads, head_dim_v], for head dims of its own and either no mask, the causal
-// one or a window, which may be causal too.
+// A persistent kernel of attention, out [batch, sq, heads, head_dim_v], for head dims up to its own and either no mask, the
+// causal one or a window, which may be causal too.
 struct AttentionVariant {
   const char* op;
   const char* name;
@@ -91,6 +91,7 @@ struct AttentionMeasurement {
   const char* gpu;
   int64_t batch_heads, sq, sk;  // batch_heads: batches * heads of q
   int64_t window;  // how many keys a query sees at most; 0: a window hides none
+  int64_t head_dim, head_dim_v;  // 0: the kernel's
   double us, baseline_us;
 };
 

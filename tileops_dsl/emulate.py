@@ -20,6 +20,7 @@ import subprocess
 import sys
 import sysconfig
 import tempfile
+import types
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -53,6 +54,7 @@ WORDS_TO_MUTATE = (
     *("tma_load", "tma_load_multicast", "tma_store", "tma_reduce_add", "bulk_load", "bulk_store", "store_async_of_rank"),
     *("store_commit", "store_wait_read", "store_wait", "copy_commit", "copy_wait"),
     *("wgmma", "wgmma_fence", "wgmma_commit", "wgmma_wait"),
+    *("load_shared", "store_shared", "load_matrix", "store_matrix", "copy_async"),
 )
 # Registers are no words, so these faults know only the last word before them.
 INEXACT = (
@@ -155,12 +157,14 @@ def run(so, kernel, params, grid, threads, shared_bytes, buffers, seed=0, *, clu
     params: the bytes of the parameter struct. grid: (x, y) or (x, y, z). buffers: (address, bytes, writable, name) of what
     pointers may reach; a fifth item may be a byte mask that is 0 in the gaps between the elements of a strided tensor.
     suppress: sites whose barriers, arrivals, waits, fences and commits shall do nothing. mutate: {"wait@4": "suppress" |
-    "flip" | number}: a word of a site does nothing; has the other parity or swizzle; counts so many more bytes, threads,
-    arrivals or pending groups. sites: {"12": "softmax.py:31"} for messages.
+    "flip" | number}: a word of a site does nothing; has the other parity or swizzle (of a wgmma, B's; "flip_a": A's); counts so
+    many more bytes, threads, arrivals or pending groups. sites: {"12": "softmax.py:31"} for messages.
 
     Returns {"barriers", "shuffles", "asynchronous" (copies and products), "buffers": {name: {"bytes_read", "bytes_written",
     "unwritten", "rewritten"}}}: the last two count the bytes that no thread, and that more than one thread, wrote (0 unless
-    the buffer is writable).
+    the buffer is writable). Also "words": {word: instructions of warps}; "bytes": {"global" | "shared": {by whom, "threads",
+    "copy_async", "tma" or "wgmma": {"read", "written"}}}; "shared_accesses": [{"word", "site", "line", "instructions",
+    "wavefronts", "conflicts"}] (conflicts: wavefronts that accesses to different banks would not take); "peak_shared_bytes".
     """
     full = [(address, nbytes, bool(writable), name, bytes(*mask)) for address, nbytes, writable, name, *mask in buffers]
     mutations = [("", site, "suppress", 0) for site in suppress]
@@ -175,6 +179,8 @@ def run(so, kernel, params, grid, threads, shared_bytes, buffers, seed=0, *, clu
     if "fault" in report:
         *fault, block = report["fault"]
         _raise(kernel, *fault, block[: len(grid)], sites or {})
+    for access in report["shared_accesses"]:
+        access["line"] = (sites or {}).get(str(access["site"]))
     return report
 
 
@@ -355,7 +361,18 @@ def launch_kernel(
     return run(so, name, params, grid, threads, shared_bytes, list(buffers.values()), seed, cluster=cluster, **more)
 
 
+class _Module(types.ModuleType):
+    """A module that can be called: emulate(program, *tensors, config=row) is emulate_program.emulate."""
+
+    def __call__(self, program, *tensors, **more):
+        from tileops_dsl.emulate_program import emulate  # which uses this module
+
+        return emulate(program, *tensors, **more)
+
+
+sys.modules[__name__].__class__ = _Module
+
 if __name__ == "__main__":
-    from tileops_dsl.emulate_rows import main
+    from tileops_dsl.emulate_program import main
 
     sys.exit(main(sys.argv[1:]))

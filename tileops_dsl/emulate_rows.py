@@ -1,16 +1,16 @@
-"""Row-wise kernels on the CPU emulator: python -m tileops_dsl.emulate OP
+"""Row-wise kernels on the CPU emulator.
 
-`emulate_row(config, x, ...)` compiles one row of configs/ and runs its text; the command does that for one small problem
-of an operator and prints the error against float64.
+`emulate_row(config, x, ...)` compiles one row of configs/ and runs its text.
 """
 
 import hashlib
-import sys
-import time
+import os
+import tempfile
+from pathlib import Path
 
 import numpy as np
 
-from tileops_dsl import configs, emulate, output
+from tileops_dsl import emulate, output
 from tileops_dsl.configs import RowConfig
 
 CODES = {"bfloat16": 1, "float16": 2, "float32": 3}  # DTypeCode of csrc/include/tileops/types.h
@@ -43,38 +43,27 @@ def emulate_row(
 def emulate_rows(config: RowConfig, values: dict, seed=0, suppress=()):
     """The same for any row-wise program. `values`: each of its tensors (None: not given), extents and scalars by name."""
     kernel = output.compile_config(config)
-    folder = emulate.ROOT / "build" / "emulator" / "sources"
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / f"{config.op}_params.h").write_text(output.params_header(kernel.params, kernel.fields))
-    text = output.source_text([kernel])
-    source = folder / f"{config.name}_{hashlib.sha256(text.encode()).hexdigest()[:12]}.cu"
-    source.write_text(text)
+    source = source_of(kernel)
     ranks = {name.removesuffix("_stride"): count for name, _, count in kernel.fields if name.endswith("_stride")}
     for name, rank in ranks.items():
         array = values[name]
         values[f"{name}_stride"] = [0] * rank if array is None else [s // array.itemsize for s in array.strides]
     entry = kernel.entry | {"name": config.name}
-    return emulate.launch(entry, source, values, seed, (folder,), suppress=suppress)
+    return emulate.launch(entry, source, values, seed, (source.parent,), suppress=suppress)
 
 
-def main(argv: list[str]) -> int:
-    op = argv[0] if argv else "softmax"
-    config = next(row for row in configs.load(op) if row.x == "bfloat16" and row.max_cols >= 1024 and row.vector > 1)
-    rng = np.random.default_rng(0)
-    rows, cols = 5, 1000
-    x = encode(rng.standard_normal((1, rows, cols)), config.x)
-    y = encode(np.full(x.shape, np.nan), config.y)
-    start = time.perf_counter()
-    scalars = {} if op == "softmax" else {"eps": 1e-6, "round_before_weight": 0}
-    scalars |= {"weight_offset": 0.0} if op == "rms_norm" else {}
-    report = emulate_row(config, x, y, **scalars)
-    error = np.abs(decode(y, config.y) - reference(op, decode(x, config.x), **scalars)).max()
-    print(f"{op} [{rows}, {cols}] {config.x}: {config.name}")
-    print(
-        f"  {config.threads} threads a CTA, {report['barriers']} barriers and {report['shuffles']} shuffles, every access "
-        f"checked; largest error against float64 {error:.1e}; {time.perf_counter() - start:.1f} s with compilation"
-    )
-    return 0 if error < 0.02 else 1
+def source_of(kernel: output.Generated) -> Path:
+    """Its text as a file, with the struct of its parameters beside it, in a folder that is named after their content."""
+    files = {f"{kernel.params}.h": output.params_header(kernel.params, kernel.fields)}
+    files[f"{kernel.config.name}.cu"] = output.source_text([kernel])
+    folder = emulate.ROOT / "build" / "emulator" / "sources" / hashlib.sha256(repr(files).encode()).hexdigest()[:16]
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, text in files.items():
+        if not (folder / name).exists():
+            with tempfile.NamedTemporaryFile("w", dir=folder, delete=False) as scratch:  # another process may write it, too
+                scratch.write(text)
+            os.replace(scratch.name, folder / name)
+    return folder / f"{kernel.config.name}.cu"
 
 
 def reference(op: str, x: np.ndarray, weight=None, eps=0.0, weight_offset=0.0, round_before_weight=0) -> np.ndarray:
@@ -91,7 +80,3 @@ def error_bound(config: RowConfig, exact):
     """Half a unit in the last place of the result (or of its smallest one), and float32 arithmetic."""
     relative, absolute = {"bfloat16": (2**-8, 2**-126), "float16": (2**-11, 2**-25), "float32": (2**-24, 2**-126)}[config.y]
     return np.abs(exact) * (relative + 4e-6) + absolute
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))

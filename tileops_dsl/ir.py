@@ -19,6 +19,7 @@
               | If(condition, body)
               | On(groups, body)                                      of these warp groups, each on its own fragments
               | Wait(of, pending)                                     until that Copy or Gemm of the group is finished
+              | Print(value)                                          a line from one thread
     Region    = (tensor, origin)                            the tile that starts there, as large as the other side
     Expr      = Const(value) | Var(name) | Load(tile, indices) | Call(op, args) | Cast(value)
               | Element(tensor, indices)                      a number in global memory, the same for all threads
@@ -322,6 +323,10 @@ class On(Stmt):
 class Wait(Stmt):
     of: Copy | Gemm
     pending: int  # later operations of the group, up to it, that may be unfinished
+
+
+class Print(Stmt):
+    value: Expr  # a number, or an element of a fragment at constant indices
 
 
 @dataclass(frozen=True)

@@ -26,10 +26,10 @@ class Generated:
     fields = property(lambda self: self.entry["params"])
 
 
-def compile_config(config: Config, dump=lambda kernel, step, text: None) -> Generated:
-    """The kernel of one configuration row."""
+def compile_config(config: Config, dump=lambda kernel, step, text: None, program=None) -> Generated:
+    """The kernel of one configuration row; of another program than the operator's, if one is given."""
     target = TARGETS[config.target]
-    kernel = run_passes(PROGRAMS[config.op](config), target, partial(dump, config.name))
+    kernel = run_passes((program or PROGRAMS[config.op])(config), target, partial(dump, config.name))
     emit = emit_kernel if not kernel.roles else emit_roles if target.warp_groups else emit_threads
     code, sites = emit(kernel, config.name, config.params)
     entry = {name: getattr(config, name) for name in ("op", "target", "x", "y", *config.facts)}
@@ -63,6 +63,8 @@ def files_of(kernels: list[Generated], targets: list[str]) -> dict[str, str]:
     names = [k.config.name for k in kernels]
     for twice in (k.config for k in kernels if names.count(k.config.name) > 1):
         raise TileError(f"configs/{twice.op}.json has two rows for the kernel {twice.name}", "one of them")
+    for debugged in (k.config for k in kernels if " print(" in k.text):
+        raise TileError(f"the kernel {debugged.name} has a T.print", "the program without it, for the library")
     files = {f"{k.params}.h": params_header(k.params, k.fields) for k in kernels}
     files |= {f"{k.config.file}.txt": k.report for k in kernels if k.report}
     sources = []

@@ -14,6 +14,7 @@ class Collectives : public Scheduler {
     at_site(site);
     Thread& t = self();
     const Event event{t.clock.self, t.clock.clock, site};
+    at = swizzled_by(write ? "store_shared" : "load_shared", at, site);
     return cta_of(of_rank < 0 ? rank : of_rank, event).shared.access(at, bytes, write, t.clock.view(), event);
   }
 
@@ -42,7 +43,7 @@ class Collectives : public Scheduler {
   }
   void matrices(int64_t row, uint16_t* values, int count, bool transposed, bool write, int site) override {
     self().matrix_values = values;
-    self().matrix_row = row;
+    self().matrix_row = swizzled_by(write ? "store_matrix" : "load_matrix", row, site);
     enter_warp(kMatrices, 0, count * 4 + transposed * 2 + write, "moves matrices", site);
   }
 

@@ -13,6 +13,9 @@ class Copies : public Barriers {
  public:
   using Barriers::Barriers;
 
+  struct Bytes { int64_t read = 0, written = 0; };
+  Bytes tma_global, tma_shared;
+
   void prefetch_tensor_map(const void* map, int site) override {
     at_site(site);
     tensor_map(map, site);
@@ -90,10 +93,10 @@ class Copies : public Barriers {
   }
   void copy_async(int64_t offset, const void* origin, int64_t from, int bytes, bool inside, int site) override {
     at_site(site);
+    offset = swizzled_by("copy_async", offset, site);
     cta().shared.check(offset, bytes, bytes, true, site);
-    Pieces pieces;
-    pieces.list.push_back({offset, origin, from, inside ? bytes : 0, bytes});
-    if (inside) memory.access(origin, from, bytes, 1, false, launch_thread(self()), site);
+    const Pieces pieces{{{offset, origin, from, inside ? bytes : 0, bytes}}};
+    if (inside) memory.access(origin, from, bytes, 1, false, launch_thread(self()), site, 0, false);
     any_copies_ = true;
     Groups& groups = groups_of(copies_, Actor::copies);
     auto copy = std::make_shared<Copy>(*this, pieces, issue(site));
@@ -170,7 +173,9 @@ class Copies : public Barriers {
         char* target = m.ctas_[to].shared.access(p.shared, p.bytes, true, view, event);
         m.fetch(pieces, p, target, issued, first);
         bytes += p.bytes;
+        m.tma_global.read += first ? p.inside : 0;
       }
+      m.tma_shared.written += bytes;
       const bool over = next == pieces.list.size();
       m.count_bytes(b, bytes, site);
       return over;
@@ -189,8 +194,10 @@ class Copies : public Barriers {
       if (!read) {
         for (size_t end = next + part(); next < end; ++next) {
           const Piece& p = list[next];
-          if (p.inside)
-            memcpy(&data[next * 16], m.ctas_[rank].shared.access(p.shared, p.bytes, false, view, event), p.bytes);
+          if (!p.inside) continue;
+          memcpy(&data[next * 16], m.ctas_[rank].shared.access(p.shared, p.bytes, false, view, event), p.bytes);
+          m.tma_shared.read += p.bytes;
+          m.tma_global.written += p.inside;
         }
         read = next == list.size();
       } else {

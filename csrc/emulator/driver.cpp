@@ -8,7 +8,7 @@
 #include <cstddef>
 #include <map>
 
-#include "launch.h"
+#include "counting.h"
 
 namespace py = pybind11;
 using namespace tileops::emulator;
@@ -58,6 +58,51 @@ void check(const Configuration& c, const std::string& name, int64_t params_bytes
     refuse("clusters of " + text(c.cluster) + " CTAs for a grid of " + text(c.grid_x) + "; expected 1 to 16 that divide it");
 }
 
+py::dict read_and_written(const Copies::Bytes& bytes) {
+  py::dict d;
+  d["read"] = bytes.read;
+  d["written"] = bytes.written;
+  return d;
+}
+
+// Instructions of warps by word; what accesses shared memory also by site; bytes by who moves them.
+void add_counts(py::dict& report, Counting& launch) {
+  launch.finish();
+  std::map<std::string, int64_t> words;
+  py::list accesses;
+  for (const auto& [place, count] : launch.words) {
+    words[place.first] += count.instructions;
+    if (count.wavefronts == 0) continue;
+    py::dict d;
+    d["word"] = place.first;
+    d["site"] = place.second;
+    d["instructions"] = count.instructions;
+    d["wavefronts"] = count.wavefronts;
+    d["conflicts"] = count.wavefronts - count.least;
+    accesses.append(d);
+  }
+  report["words"] = words;
+  report["shared_accesses"] = accesses;
+
+  Copies::Bytes by_threads = {-launch.tma_global.read - launch.global_by_copy_async.read, -launch.tma_global.written};
+  for (const Buffer& b : launch.memory.buffers()) {
+    by_threads.read += b.bytes_read;
+    by_threads.written += b.bytes_written;
+  }
+  py::dict bytes, global, shared;
+  global["threads"] = read_and_written(by_threads);
+  global["copy_async"] = read_and_written(launch.global_by_copy_async);
+  global["tma"] = read_and_written(launch.tma_global);
+  shared["threads"] = read_and_written(launch.shared_by_threads);
+  shared["copy_async"] = read_and_written(launch.shared_by_copy_async);
+  shared["tma"] = read_and_written(launch.tma_shared);
+  shared["wgmma"] = read_and_written(launch.shared_by_wgmma);
+  bytes["global"] = global;
+  bytes["shared"] = shared;
+  report["bytes"] = bytes;
+  report["peak_shared_bytes"] = launch.peak_shared_bytes();
+}
+
 py::dict run(const std::string& library_path, const std::string& name, const std::string& params,
              std::array<int64_t, 3> grid, int threads, int shared_bytes, int cluster,
              const std::vector<BufferTuple>& buffers, uint64_t seed, const std::vector<MutationTuple>& mutations) {
@@ -73,9 +118,10 @@ py::dict run(const std::string& library_path, const std::string& name, const std
   // What ptxas gives a kernel that changes its budgets: all that the launch bounds leave, in units of 8.
   c.registers = std::min(65536 / (max_threads * std::max(blocks, 1)) / 8 * 8, 256);
 
-  Launch launch(std::move(c), make_buffers(buffers));
+  Counting launch(std::move(c), make_buffers(buffers));
   find<void(Machine*)>(library, "tileops_emulator_attach")(&launch);
   const bool finished = launch.run();
+  fflush(stdout);  // what kernels printed stands in front of what Python prints next
 
   py::dict report, by_name;
   for (const Buffer& b : launch.memory.buffers()) {
@@ -87,6 +133,7 @@ py::dict run(const std::string& library_path, const std::string& name, const std
     by_name[py::str(b.name)] = d;
   }
   report["buffers"] = by_name;
+  add_counts(report, launch);
   report["barriers"] = launch.barriers;
   report["shuffles"] = launch.shuffles;
   report["asynchronous"] = launch.operations;

@@ -6,7 +6,7 @@
 namespace tileops {
 namespace emulator {
 
-class Launch final : public Products {
+class Launch : public Products {
  public:
   using Products::Products;
 

@@ -38,7 +38,8 @@ class Products : public Copies {
     Product p = given;
     if (const Mutation* m = mutated("wgmma", site)) {
       if (m->kind == "suppress") return;
-      p.b.swizzle = p.b.swizzle == 1 ? 2 : 1;
+      int& swizzle = m->kind == "flip_a" ? p.a.swizzle : p.b.swizzle;
+      swizzle = swizzle == 1 ? 2 : 1;
     }
     if (c_.threads < (t.index / 128 + 1) * 128)
       throw Fault{"wgmma", site, "multiplies in a warp group of fewer than 128 threads"};

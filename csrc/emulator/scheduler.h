@@ -12,6 +12,7 @@
 #include "include/tileops/emulator.h"
 #include "shared_memory.h"
 #include "signals.h"
+#include "tensor_map.h"
 
 namespace tileops {
 namespace emulator {
@@ -20,7 +21,7 @@ namespace emulator {
 struct Mutation {
   std::string word;  // empty: each word that orders
   int site;
-  std::string kind;  // suppress, flip (a parity, a swizzle), add (to a number)
+  std::string kind;  // suppress, flip (a parity, a swizzle; flip_a: that of operand A), add (to a number)
   int amount;
 };
 
@@ -133,6 +134,12 @@ class Scheduler : public Machine {
   bool suppressed(const char* word, int site) const {
     const Mutation* m = mutated(word, site);
     return m && m->kind == "suppress";
+  }
+
+  // The address that a word accesses; of a mutant, with one swizzle more.
+  int64_t swizzled_by(const char* word, int64_t at, int site) const {
+    const Mutation* m = mutated(word, site);
+    return m && m->kind == "flip" ? swizzled(at, 128) : at;
   }
 
   // A fault that must not be thrown where it is found; the thread stops at its next word.

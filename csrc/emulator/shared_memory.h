@@ -20,6 +20,8 @@ class SharedMemory {
     arena_ = storage_.get() + (kAlignment - p % kAlignment);
   }
 
+  int64_t peak = 0;  // bytes up to the last one that was ever accessed
+
   void reset() {
     memset(arena_, 0xff, bytes_);  // NaN in each of the element types
     shadow_.assign(bytes_, Shadow());
@@ -40,6 +42,7 @@ class SharedMemory {
   // Records the access and returns where to copy from or to. `self`: the event as which it is remembered.
   char* access(int64_t at, int bytes, bool write, const View& view, const Event& self, bool unwritten_is_a_fault = true) {
     check(at, bytes, bytes, write, self.site);
+    peak = std::max(peak, at + bytes);
     for (int64_t i = at; i < at + bytes; ++i) {
       Shadow& s = shadow_[i];
       if (s.barrier)

@@ -2,6 +2,7 @@
 
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -17,13 +18,28 @@ from attention_reference import exact as exact_attention
 
 def test_every_kernel_has_problems():
     rows, problems = configs.load("flash_attention"), list(attention.problems(""))
-    assert all(any(problem.served_by(row) for problem in problems) for row in rows)
-    assert all(any(problem.served_by(row) for row in rows) for problem in problems)
+    assert {name for problem in problems for name in attention.kernels(problem, rows)} == {row.name for row in rows}
+    assert len(set(problems)) == len(problems)
     found = [tuple(problem) for problem in attention.problems("b4 h16 s1024 d64 bf16 causal")]
     assert found[0] == ("bfloat16", 64, True, 4, 1024, 0, 0, False, 0.0)
     assert found[1:] == [("bfloat16", 64, True, 4, 1024, 64, *rest, 0.0) for rest in ((128, True), (0, True))]
-    assert {p.dim for p in attention.problems("d192", "sinks")} == {64, 192}
-    assert next(attention.problems("s16384 d192")).label == "b1 h16 s16384 d192/128 bf16 causal"
+    assert {p.dims for p in attention.problems("d192", "sinks")} == {(64, 64), (192, 192), (192, 128)}
+    assert next(attention.problems("s16384 d192/")).label == "b1 h16 s16384 d192/128 bf16 causal"
+
+
+def test_the_kernels_with_the_fewest_columns_are_timed():
+    rows = configs.load("flash_attention")
+    for dim, tile in ((30, 32), (40, 64), (72, 96), (96, 96), (104, 128), (188, 192), (252, 256)):
+        problem = attention.Problem("bfloat16", dim, False, 4, 1024)
+        found = attention.kernels(problem, rows).values()
+        assert {(row.tile[2], row.head_dim_v) for row in found} == {(tile, tile)}
+        for row in found:
+            at = attention.measurement("GPU", problem, row, 1.234, 5.678)
+            assert (at.us, at.baseline_us, at.head_dim, at.head_dim_v) == (1.23, 5.68, *[dim * (dim != tile)] * 2)
+    (row,) = attention.kernels(attention.Problem("float16", 192, False, 4, 1024, 128), rows).values()
+    assert (row.tile[2], row.head_dim_v, row.causal) == (192, 192, False)
+    (row,) = attention.kernels(attention.Problem("bfloat16", 192, True, 4, 1024, 128), rows).values()
+    assert (row.tile[2], row.head_dim_v, row.causal) == (192, 128, True)
 
 
 def test_scores_of_a_query():
@@ -61,7 +77,10 @@ def test_the_configuration_keeps_what_was_not_measured_again(tmp_path, monkeypat
     path.write_text(json.dumps([row, row | {"tile": [128, 128, 128]}, third]))
     windowed = MeasuredAttention("NVIDIA H200", 64, 4096, 4096, 90.5, 1200.25, 128)
     attention.write_configs(path, rows := configs.load("flash_attention"), {rows[1].name: [first], rows[2].name: [windowed]})
-    attention.write_configs(path, configs.load("flash_attention"), {rows[0].name: [first, first]})
+    narrow = replace(first, head_dim=40, head_dim_v=48)
+    attention.write_configs(path, configs.load("flash_attention"), {rows[0].name: [first, narrow], rows[1].name: [narrow]})
+    faster = replace(first, us=800.0)
+    attention.write_configs(path, configs.load("flash_attention"), {rows[0].name: [faster]})
     again = configs.load("flash_attention")
-    assert [row.measured for row in again] == [(first, first), (first,), (windowed,)]
+    assert [row.measured for row in again] == [(faster, narrow), (first, narrow), (windowed,)]
     assert [row.name for row in again] == [row.name for row in rows]

@@ -46,22 +46,27 @@ extern const AttentionVariant attention_variants[] = {
     ATTENTION(bf16, "window_sinks", 128, 128, 64),
     ATTENTION(bf16, "window_softcap", 128, 128, 64),
     NAMED("192x128", bf16, "causal", 128, 112, 192, 128),
+    ATTENTION(bf16, "causal", 128, 128, 96),
     {}};
 extern const int attention_variant_count = sizeof(attention_variants) / sizeof(attention_variants[0]) - 1;
 
 #define FAKE_GPU "Fake \"GPU\""
 extern const AttentionMeasurement attention_measurements[] = {
-    {0, FAKE_GPU, 8, 64, 64, 0, 10.0, 12.0},
-    {2, FAKE_GPU, 8, 64, 64, 0, 11.0, 12.0},
-    {0, FAKE_GPU, 8, 16, 64, 0, 12.0, 10.0},
-    {2, FAKE_GPU, 8, 16, 64, 0, 10.1, 10.0},
-    {1, FAKE_GPU, 8, 64, 64, 0, 11.0, 10.0},
-    {3, FAKE_GPU, 8, 64, 64, 0, 9.0, 10.0},
-    {4, "Another GPU", 8, 64, 64, 0, 1.0, 12.0},
-    {5, FAKE_GPU, 8, 64, 64, 16, 9.0, 10.0},
-    {5, FAKE_GPU, 8, 64, 64, 0, 11.0, 10.0},
-    {6, FAKE_GPU, 8, 64, 64, 0, 9.0, 10.0},
-    {7, FAKE_GPU, 8, 64, 64, 0, 9.0, 10.0},
+    {0, FAKE_GPU, 8, 64, 64, 0, 0, 0, 10.0, 12.0},
+    {2, FAKE_GPU, 8, 64, 64, 0, 0, 0, 11.0, 12.0},
+    {0, FAKE_GPU, 8, 16, 64, 0, 0, 0, 12.0, 10.0},
+    {2, FAKE_GPU, 8, 16, 64, 0, 0, 0, 10.1, 10.0},
+    {1, FAKE_GPU, 8, 64, 64, 0, 0, 0, 11.0, 10.0},
+    {3, FAKE_GPU, 8, 64, 64, 0, 0, 0, 9.0, 10.0},
+    {4, "Another GPU", 8, 64, 64, 0, 0, 0, 1.0, 12.0},
+    {5, FAKE_GPU, 8, 64, 64, 16, 0, 0, 9.0, 10.0},
+    {5, FAKE_GPU, 8, 64, 64, 0, 0, 0, 11.0, 10.0},
+    {6, FAKE_GPU, 8, 64, 64, 0, 0, 0, 9.0, 10.0},
+    {7, FAKE_GPU, 8, 64, 64, 0, 0, 0, 9.0, 10.0},
+    {0, FAKE_GPU, 8, 64, 64, 0, 60, 60, 9.0, 10.0},
+    {3, FAKE_GPU, 8, 64, 64, 0, 40, 40, 1.0, 10.0},
+    {3, FAKE_GPU, 8, 64, 64, 0, 80, 80, 11.0, 10.0},
+    {3, FAKE_GPU, 8, 64, 64, 0, 100, 100, 11.0, 10.0},
     {}};
 extern const int attention_measurement_count = sizeof(attention_measurements) / sizeof(attention_measurements[0]) - 1;
 
@@ -71,13 +76,22 @@ namespace {
 
 using Params = tileops::flash_attention_sm_90a_params;
 
-// A tensor [batch, heads, tokens, columns] that a map describes.
+int64_t columns_of(const tileops::tensor_map& bytes) {
+  fake::Map map;
+  memcpy(&map, &bytes, sizeof(map));
+  return map.extents[0];
+}
+
+// A tensor [batch, heads, tokens, columns] that a map describes, of no more columns than the tile.
 struct Heads {
   fake::Map map;
+  int64_t columns;
 
-  Heads(const tileops::tensor_map& bytes, int64_t batches, int64_t heads, int64_t tokens, int64_t columns, int type,
+  Heads(const tileops::tensor_map& bytes, int64_t batches, int64_t heads, int64_t tokens, int64_t most, int type,
         tileops::MapBox box)
-      : map(fake::map_of(bytes, 4, {columns, tokens, heads, batches}, type, box)) {}
+      : map(fake::map_of(bytes, 4, {columns_of(bytes), tokens, heads, batches}, type, box)), columns(map.extents[0]) {
+    if (columns > most) abort();
+  }
 
   int64_t at(int64_t b, int64_t h, int64_t s, int64_t c) const {
     return c + int64_t(s * map.strides[0] + h * map.strides[1] + b * map.strides[2]) / 2;
@@ -96,24 +110,26 @@ void compute(const tileops::AttentionVariant& v, const Params& p, const Heads& q
   const int64_t first = v.window ? std::max<int64_t>(own - p.window_left, 0) : 0;
   const int64_t last = v.window ? own + p.window_right : v.causal ? own : p.sk;
   const int64_t seen = std::max<int64_t>(std::min<int64_t>(last + 1, p.sk) - first, 0);
-  std::vector<double> scores, sums(v.head_dim_v);
+  std::vector<double> scores, sums(value.columns);
   double peak = -INFINITY, total = 0;
   for (int64_t j = first; j < first + seen; ++j) {
     double score = 0;
-    for (int64_t c = 0; c < v.head_dim; ++c) score += q(b, h, s, c) * k(b, kv, j, c);
+    for (int64_t c = 0; c < q.columns; ++c) score += q(b, h, s, c) * k(b, kv, j, c);
     scores.push_back((v.softcap ? tanh(score * p.cap_scale) : score) * p.scale_log2);
     peak = std::max(peak, scores.back());
   }
   for (int64_t j = 0; j < seen; ++j) {
     const double weight = exp2(scores[j] - peak);
     total += weight;
-    for (int64_t c = 0; c < v.head_dim_v; ++c) sums[c] += weight * value(b, kv, first + j, c);
+    for (int64_t c = 0; c < value.columns; ++c) sums[c] += weight * value(b, kv, first + j, c);
   }
   if (v.sinks && p.sinks_dtype && p.sinks_stride[1] == 0) {
     total += exp2(fake::load(static_cast<const char*>(p.sinks), h * p.sinks_stride[0], p.sinks_dtype) / M_LN2 - peak);
   }
   char* to = const_cast<char*>(out.map.data);
-  for (int64_t c = 0; c < v.head_dim_v; ++c) fake::store(to, out.at(b, h, s, c), out.map.type, seen ? sums[c] / total : 0.0);
+  for (int64_t c = 0; c < out.columns; ++c) {
+    fake::store(to, out.at(b, h, s, c), out.map.type, seen && c < value.columns ? sums[c] / total : 0.0);
+  }
   const int64_t at = b * p.lse_stride[0] + h * p.lse_stride[1] + s * p.lse_stride[2];
   fake::store(p.lse, at, 3, seen ? (peak + log2(total)) * M_LN2 : -INFINITY);
 }
@@ -132,6 +148,7 @@ void launch_attention(const tileops::AttentionVariant& v, const cudaLaunchConfig
   const Heads k(p.k, p.batches, p.kv_heads, p.sk, v.head_dim, type, v.maps[1]);
   const Heads value(p.v, p.batches, p.kv_heads, p.sk, v.head_dim_v, type, v.maps[2]);
   const Heads out(p.out, p.batches, p.heads, p.sq, v.head_dim_v, type, v.maps[3]);
+  if (q.columns != k.columns || (value.columns + 7) / 8 * 8 != out.columns) abort();  // a store writes whole 16 bytes
   for (int64_t i = 0; i < int64_t(p.batches) * p.heads * p.sq; ++i) {
     compute(v, p, q, k, value, out, {i / p.sq / p.heads, i / p.sq % p.heads, i % p.sq});
   }

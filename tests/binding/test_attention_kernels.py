@@ -117,26 +117,6 @@ def test_slices_of_one_projection(forced):
     check(forced, rows[:, :, :4], rows[:, :, 4:6], rows[:, :, 6:])
 
 
-NOT_BY_TMA = {
-    "q": lambda q, k, v: (torch.stack((q, q), -1)[..., 0], k, v),
-    "k": lambda q, k, v: (q, torch.nn.functional.pad(k, (0, 1))[..., :-1], v),
-    "v": lambda q, k, v: (q, k, randn(*v.shape, offset=1)),
-}
-
-
-@pytest.mark.parametrize("name", NOT_BY_TMA)
-def test_what_tma_cannot_address_is_eager(fake, name):
-    tensors = NOT_BY_TMA[name](*qkv())
-    needs = f"it needs a {name} whose head dim has unit stride, with its address and other strides at multiples of 16 bytes"
-    reason = f"no flash_attention kernel for bfloat16 head dim 64 fits (the last one tried: {needs})"
-    assert explain(fake, *tensors) == ["eager", "", reason]
-    assert fake.kernel(lambda: fake.ops.flash_attention(*tensors)) == "eager"
-    fake.knobs(force=FULL)
-    with pytest.raises(RuntimeError) as caught:
-        fake.ops.flash_attention(*tensors)
-    assert str(caught.value).startswith(f"flash_attention: TILEOPS_FORCE={FULL} cannot apply: {reason}; ")
-
-
 REFUSED = {
     "flash_attention kernels take a scale above 0 in float32": [{"scale": s} for s in (0.0, -1.0, 1e-60, 1e39)],
     "flash_attention kernels take a softcap, and a scale divided by it, that are normal numbers of float32": [
@@ -157,10 +137,7 @@ def test_options_without_a_kernel(fake, reason):
             run(*qkv(), **REFUSED[reason][0])
 
 
-def test_head_dims_without_a_kernel(fake):
-    for d, causal, what in ((96, False, "head dim 96"), (128, True, "causal head dim 128")):
-        reason = f"this build has no flash_attention kernel for bfloat16 {what}"
-        assert explain(fake, *qkv(d=d), causal=causal) == ["eager", "", reason]
+def test_targets_without_a_kernel(fake):
     fake.knobs(force="portable")
     with pytest.raises(RuntimeError, match="cannot apply: this build has no portable flash_attention kernel for bfloat16 head"):
         fake.ops.flash_attention(*qkv())
@@ -250,7 +227,7 @@ def test_force_a_kernel(fake):
 
 CANNOT = {
     "it is for another dtype": {"dtype": F16},
-    "it is for another head dim": {"d": 128},
+    "it is for smaller head dims": {"d": 128},
 }
 
 
@@ -289,7 +266,7 @@ def test_numbers_beyond_32_bits(fake):
 
 
 def outs(q):
-    """(out, whether a kernel writes there) and LSEs."""
+    """(out, whether a kernel writes there itself, not by a copy of out)."""
     b, s, h, d = q.shape
     yield torch.empty_like(q), True
     yield randn(b, h, s, d).transpose(1, 2), True
@@ -309,7 +286,7 @@ def test_out(forced, number):
         storage.fill_(7)
     before = forced.get("copies")
     given = forced.ops.flash_attention.out(q, k, v, causal=True, out=out, lse=lse)
-    assert forced.get("copies") - before == (0 if direct else 2)
+    assert forced.get("copies") - before == (0 if direct else 1)
     assert (given[0].data_ptr(), given[1].data_ptr()) == (out.data_ptr(), lse.data_ptr())
     close((out, lse), q, k, v, causal=True)
     out.fill_(7)

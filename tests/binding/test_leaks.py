@@ -32,6 +32,11 @@ def measured(x):
     return x.view(1, 16, 8, 64)[:, :8], x.view(1, 32, 4, 64), x.view(1, 32, 4, 64)
 
 
+def copied(x):
+    """The same, where TMA cannot address any of them."""
+    return [x.flatten()[: 32 * heads * 60].view(1, 32, heads, 60) for heads in (4, 1, 1)]
+
+
 def pages():
     return torch.zeros(2, 2, dtype=torch.int32), torch.ones(2, dtype=torch.int64)
 
@@ -67,6 +72,10 @@ CALLS = {
     "attention, kernel": lambda o, x, w: o.flash_attention(*measured(x)),
     "attention, kernel out": lambda o, x, w: o.flash_attention.out(
         *measured(x), out=gaps(1, 8, 8, 65)[..., :64], lse=torch.empty(1, 8, 8)
+    ),
+    "attention, copies": lambda o, x, w: o.flash_attention(*copied(x)),
+    "attention, copies out": lambda o, x, w: o.flash_attention.out(
+        *copied(x), out=gaps(1, 32, 4, 65)[..., :60], lse=torch.empty(1, 4, 32)
     ),
     "attention, bad input": lambda o, x, w: refused(ValueError, o.flash_attention, *attention(x), scale=0.5, sinks=w),
     "attention, bad out": lambda o, x, w: refused(
@@ -105,8 +114,9 @@ def test_nothing_leaks(fake, call):
     repeat(50)
     before = bytes_in_use()
     repeat(400)
-    # The least chunk of malloc has 32 bytes. torch itself loses the copy of a returned str below 2.14 (pytorch#191340).
-    allowed = 160 if call.startswith("explain") else 16
+    # The least chunk of malloc has 32 bytes. torch itself loses the copy of a returned str below 2.14 (pytorch#191340): some 64
+    # bytes and the text, of at most 100.
+    allowed = 176 if call.startswith("explain") else 16
     assert (bytes_in_use() - before) / 400 < allowed
 
 

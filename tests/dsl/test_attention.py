@@ -155,8 +155,8 @@ def test_plan():
 
 
 def test_a_tile_with_too_many_registers():
-    with pytest.raises(TileError, match="fragments and addresses need 252 registers a thread, and 240 are left"):
-        kernel(tile=(128, 224, 64))
+    with pytest.raises(TileError, match="fragments and addresses need 256 registers a thread, and 240 are left"):
+        kernel(tile=(128, 256, 64))
 
 
 @pytest.mark.parametrize("role", [0, 1])

@@ -34,6 +34,40 @@ def test_a_named_number_of_a_kernel_with_a_grid(x: X):
         T.let("rest", cols - 1)  # here
 
 
+NO_ELEMENT = "is no element of a fragment at constant indices", "T.print(tile[0, 0]), or a number"
+
+
+@rejected(f"tile[k, 0] {NO_ELEMENT[0]}", NO_ELEMENT[1])
+def test_print_of_an_element_that_the_run_time_chooses():
+    with T.Kernel(1, threads=128):
+        tile = T.alloc_fragment((4, 128), "float32")
+        for k in T.serial(4):
+            T.print(tile[k, 0])  # here
+
+
+@rejected(f"tile[0, 128] {NO_ELEMENT[0]}", NO_ELEMENT[1])
+def test_print_of_an_element_outside_the_fragment():
+    with T.Kernel(1, threads=128):
+        tile = T.alloc_fragment((4, 128), "float32")
+        T.print(tile[0, 128])  # here
+
+
+@rejected(f"add(tile[0, 1], 1.0) {NO_ELEMENT[0]}", NO_ELEMENT[1])
+def test_print_of_what_is_made_of_elements():
+    with T.Kernel(1, threads=128):
+        tile = T.alloc_fragment((4, 128), "float32")
+        T.print(tile[0, 1] + 1.0)  # here
+
+
+@rejected("only assignments to fragment elements can stand in T.Parallel", "this statement before or after the loop")
+def test_print_in_parallel():
+    with T.Kernel(1, threads=128):
+        tile = T.alloc_fragment((4, 128), "float32")
+        for i, j in T.Parallel(4, 128):
+            tile[i, j] = 1.0
+            T.print(tile[0, 0])  # here
+
+
 @rejected("only assignments to fragment elements can stand in T.Parallel", "this statement before or after the loop")
 def test_statement_in_parallel():
     with T.Kernel(1, threads=128):

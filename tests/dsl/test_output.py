@@ -179,12 +179,13 @@ def test_measurements_of_attention_are_rows_of_the_registry(monkeypatch, tmp_pat
     """As a configuration file has them."""
     problem = {"gpu": "NVIDIA H200", "batch_heads": 32, "sq": 512, "sk": 1024, "us": 1.5, "baseline_us": 2.0}
     row = {"target": "sm_90a", "x": "float16", "y": "float16", "tile": [64, 64, 64], "stages": 2}
-    row |= {"measured": [problem, problem | {"window": 128}]}
+    row |= {"measured": [problem, problem | {"window": 128, "head_dim": 40, "head_dim_v": 48}]}
     (tmp_path / "flash_attention.json").write_text(json.dumps([{**row, "causal": True, "measured": []}, row]))
     monkeypatch.setattr(configs, "CONFIGS", tmp_path)
     text = output.generate(["flash_attention"], ["sm_90a"], "all")["registry.cpp"]
     table = re.findall(r"^    (\{.*\}),$", text.partition("const AttentionMeasurement")[2], re.M)
-    assert table == [f'{{1, "NVIDIA H200", 32, 512, 1024, {window}, 1.5, 2.0}}' for window in (0, 128)] + ["{}"]
+    ends = "0, 0, 0, 1.5, 2.0", "128, 40, 48, 1.5, 2.0"
+    assert table == [f'{{1, "NVIDIA H200", 32, 512, 1024, {end}}}' for end in ends] + ["{}"]
 
 
 @pytest.mark.parametrize(

@@ -26,6 +26,7 @@ TILES = {  # beside those of the texts by hand
     "three groups": {"tile": (192, 48, 128)},
     "one group": {"tile": (64, 96, 128), "stages": 3, "x": "float16"},
     "heads of 64": {"tile": (128, 128, 64)},
+    "heads of 80": {"tile": (128, 144, 80)},
 }
 
 
@@ -71,18 +72,36 @@ def test_other_tiles(gpu, generated, causal, tile):
     check(gpu, kernel, *inputs(2, 200, 333, 2, 1, kernel.row.tile[2], getattr(torch, kernel.row.x)))
 
 
-@pytest.mark.parametrize("row", configs.load("flash_attention"), ids=lambda row: row.name)
-def test_kernels_of_the_library(gpu, row, tmp_path):
-    kernel = flash_attention.Generated(row, tmp_path)
-    tensors = inputs(1, 150, 400, 4, 2, row.tile[2], getattr(torch, row.x), row.head_dim_v)
-    check(gpu, kernel, *tensors, **options_of(row))
-
-
 def options_of(row):
     """A call with all that the kernel has."""
     options = {"causal": True, "window_left": 170} if row.window else {}
     options |= {"sinks": torch.linspace(-2, 3, 4)} if row.sinks else {}
     return options | ({"softcap": 2.0} if row.softcap else {})
+
+
+BELOW = [  # the kernel, and head dims below those of its tile
+    ("bf16_128x128x32_causal", 24, 24),
+    ("bf16_192x128x64_full", 40, 40),
+    ("f16_128x128x96_causal", 72, 80),
+    ("bf16_128x128x128_causal", 104, 112),
+    ("bf16_128x128x128_full", 40, 64),  # boxes that lie outside of the tensor
+    ("bf16_128x96x192_full", 160, 136),
+    ("bf16_128x112x192x128_causal", 144, 72),
+    ("bf16_128x64x256_full", 200, 200),
+    ("bf16_128x128x64_window_sinks", 37, 45),  # rows that end within 16 bytes
+    ("f16_128x128x32_full", 1, 3),
+]
+
+
+@pytest.mark.parametrize("name, dim, dim_v", BELOW)
+def test_head_dims_below_the_tile(gpu, name, dim, dim_v, tmp_path):
+    """Behind each row of the tensors is NaN, which must not be read."""
+    row = next(row for row in configs.load("flash_attention") if row.name.endswith(name))
+    kernel = flash_attention.Generated(row, tmp_path)
+    tensors = inputs(1, 150, 200, 2, 1, dim, getattr(torch, row.x), dim_v)
+    beyond = [torch.nn.functional.pad(t, (0, -t.shape[-1] % 8 + 8), value=torch.nan)[..., : t.shape[-1]] for t in tensors]
+    options = options_of(row) | ({"sinks": torch.linspace(-2, 3, 2)} if row.sinks else {})
+    check(gpu, kernel, *beyond, seeds=1, **options)
 
 
 WINDOWS = [
@@ -244,11 +263,15 @@ def test_nvcc_makes_no_spill_and_serialises_nothing(generated, causal, tile):
     check_machine_code(generated(causal, **TILES.get(tile, {})))
 
 
-OTHERS = [row for row in configs.load("flash_attention") if row.options or row.head_dim_v != row.tile[2]]
+OTHERS = [
+    row
+    for row in configs.load("flash_attention")
+    if row.options or row.head_dim_v != row.tile[2] or row.tile[2] not in (64, 96, 128, 256)
+]
 
 
 @pytest.mark.parametrize("row", [row for row in OTHERS if row.x == "bfloat16"], ids=lambda row: row.name)
-def test_nvcc_makes_no_spill_of_options(gpu, row, tmp_path):
+def test_nvcc_makes_no_spill_of_other_kernels(gpu, row, tmp_path):
     check_machine_code(flash_attention.Generated(row, tmp_path))
 
 

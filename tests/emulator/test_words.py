@@ -55,6 +55,8 @@ def test_softmax_over_four_warps(run_kernel, rng):
     exact = np.exp(from_bf16(x).astype(np.float64))
     exact /= exact.sum(-1, keepdims=True)
     assert np.abs(from_bf16(y) / exact - 1).max() < 2**-8 + 1e-5
+    nothing = {"read": 0, "written": 0}
+    exchanged = {"read": 16 * 128 * 4 * 2 * 4, "written": 16 * 4 * 2 * 4}  # CTAs, threads, values, reductions, bytes
     assert report == {
         "barriers": 2 * 16,
         "shuffles": 16 * 4 * (5 + 5),
@@ -63,6 +65,24 @@ def test_softmax_over_four_warps(run_kernel, rng):
             "x": {"bytes_read": x.nbytes, "bytes_written": 0, "unwritten": 0, "rewritten": 0},
             "y": {"bytes_read": 0, "bytes_written": y.nbytes, "unwritten": 0, "rewritten": 0},
         },
+        "bytes": {
+            "global": {"threads": {"read": x.nbytes, "written": y.nbytes}, "copy_async": nothing, "tma": nothing},
+            "shared": {"threads": exchanged, "copy_async": nothing, "tma": nothing, "wgmma": nothing},
+        },
+        "words": {
+            "load_global": 16 * 4,
+            "store_global": 16 * 4,
+            "load_shared": 16 * 4 * 4 * 2,
+            "store_shared": 16 * 4 * 2,
+            "shuffle_xor": 16 * 4 * (5 + 5),
+            "sync_threads": 16 * 4 * 2,
+        },
+        "shared_accesses": [
+            {"word": word, "site": site, "line": f"k.py:{site}", "instructions": n, "wavefronts": n, "conflicts": 0}
+            for word, n in (("load_shared", 16 * 4 * 4), ("store_shared", 16 * 4))
+            for site in (12, 14)
+        ],
+        "peak_shared_bytes": 32,
     }
 
 
@@ -277,6 +297,7 @@ def test_report_counts_what_is_not_written_and_what_is_written_twice(run_kernel)
     assert report["buffers"]["y"]["unwritten"] == 12 * 4  # of the elements: the gaps do not count
     report = run_kernel(STRIDED, "strided", x, y, n=3, step=(1, 0))
     assert report["buffers"]["y"]["rewritten"] == 2 * 4
+
 
 VECTORS = """
 TILEOPS_KERNEL(vectors, Params, 32, 1) {

@@ -74,9 +74,9 @@ class Generated:
         self.kernel = gpu.load(self.path, row.name)
 
     def __call__(self, q, k, v, *, causal=False, scale=None, window_left=-1, window_right=-1, softcap=0.0, sinks=None):
-        """As launch(), of any strides that TMA takes; `causal` is for a kernel with a window, another one has what it has."""
+        """As launch(), of any strides that TMA takes and head dims up to the tile's; `causal` is for a kernel with a window."""
         (batch, seqlen_q, heads, dim), (seqlen_k, heads_kv) = q.shape, k.shape[1:3]
-        out = q.new_empty(batch, seqlen_q, heads, v.shape[3])
+        out = q.new_empty(batch, seqlen_q, heads, -(-v.shape[3] // 8) * 8)  # a store writes whole 16 bytes
         lse = torch.empty(batch, heads, seqlen_q, dtype=torch.float32, device=q.device)
         boxes = [self.entry["maps"][name] for name in ("q", "k", "v", "out")]
         pairs = zip((q, k, v, out), boxes, strict=True)
@@ -93,4 +93,4 @@ class Generated:
         tiles = -(-seqlen_q // self.row.tile[0]) * heads * batch
         multiprocessors = torch.cuda.get_device_properties(q.device).multi_processor_count
         self.kernel(params, min(multiprocessors, tiles), self.entry["threads"], self.entry["shared_bytes"])
-        return out, lse
+        return out[..., : v.shape[3]], lse

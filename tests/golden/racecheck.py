@@ -26,11 +26,12 @@ CASES = {  # arguments of Python: whether arrivals become syncs
 }
 
 
-def hazards(arguments: list[str], arrive_as_sync: bool) -> int:
+def hazards(arguments: list[str], arrive_as_sync: bool, limit_s: int = 300) -> int:
     """That racecheck reports while Python runs with the arguments; RuntimeError if the run itself fails."""
     more = {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1", "ARRIVE_AS_SYNC": "1" * arrive_as_sync}
-    command = ["compute-sanitizer", "--tool", "racecheck", "--print-limit", "1", sys.executable, *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, env=os.environ | more, timeout=300)
+    limit = ["timeout", "--signal=KILL", str(limit_s)]  # ends the whole group of processes
+    command = [*limit, "compute-sanitizer", "--tool", "racecheck", "--print-limit", "1", sys.executable, *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, env=os.environ | more)
     summary = re.search(r"RACECHECK SUMMARY: (\d+) hazard", done.stdout)
     if done.returncode or not summary:
         raise RuntimeError(f"{' '.join(command)}:\n{done.stdout}\n{done.stderr}")

@@ -269,11 +269,12 @@ def test_same_result_each_time(causal):
 def test_batch_invariance(name):
     """From one kernel a sequence has the same result whatever else is in the batch; which kernel, the size decides."""
     kernel = KERNELS[name]
-    q, k, v = cuda(5, 300, 500, 4, 2, kernel["tile"][2], dtype=DTYPES[kernel["x"]])
+    q, k, v = cuda(5, 300, 500, 4, 2, kernel["tile"][2], kernel["head_dim_v"], dtype=DTYPES[kernel["x"]])
+    options = calls(kernel, 4)[0]
     with tileops.knobs.scope(force=name, require_native=True):
-        whole = tileops.flash_attention(q, k, v, causal=kernel["causal"])
+        whole = tileops.flash_attention(q, k, v, **options)
         for b in range(5):
-            alone = tileops.flash_attention(q[b : b + 1], k[b : b + 1], v[b : b + 1], causal=kernel["causal"])
+            alone = tileops.flash_attention(q[b : b + 1], k[b : b + 1], v[b : b + 1], **options)
             assert all(torch.equal(one[0], all_[b]) for one, all_ in zip(alone, whole))
 
 
@@ -342,17 +343,15 @@ def test_second_device(causal):
 def test_what_cannot_be_forced():
     need(False)
     q, k, v = cuda(1, 40, 56, 4, 2, 128, dtype=torch.bfloat16)
-    narrow = q[..., :96].clone(), k[..., :96].clone(), v[..., :96].clone()
+    wide = [torch.cat((t, t, t[..., :8]), -1) for t in (q, k, v)]
     cases = {
         "and q is float32": ((q.float(), k.float(), v.float()), {}),
-        "head dim 40": ((q[..., :40].clone(), k[..., :40].clone(), v[..., :40].clone()), {}),
-        "head dims 128 and 64": ((q, k, v[..., :64]), {}),
-        "head dim 96 with a window": (narrow, {"window_left": 3}),
-        "head dim 96 with a softcap": (narrow, {"softcap": 5.0}),
-        "head dim 96 with sinks": (narrow, {"sinks": torch.zeros(4, device="cuda")}),
+        "head dim 264": (wide, {}),
+        "head dims 128 and 264": ((q, k, wide[2]), {}),
+        "head dim 264 with a window": (wide, {"window_left": 3}),
+        "head dim 128 with sinks and a softcap": ((q, k, v), {"softcap": 5.0, "sinks": torch.zeros(4, device="cuda")}),
         "a softcap, and a scale": ((q, k, v), {"softcap": 1e-40}),
         "a scale above 0": ((q, k, v), {"scale": -1.0}),
-        "it needs a k": ((q, torch.cat((k, k[..., :1]), -1)[..., :-1], v), {}),
     }
     for reason, (tensors, options) in cases.items():
         with pytest.raises(RuntimeError, match=f"^flash_attention: TILEOPS_FORCE=sm_90a cannot apply: .*{reason}"):
@@ -369,7 +368,8 @@ def test_choice_is_what_was_measured():
     for row in configs.load("flash_attention"):
         for at in row.measured:
             if at.gpu == torch.cuda.get_device_name():
-                point = row.x, row.causal or row.window, row.tile[2], row.head_dim_v, row.sinks, row.softcap
+                dims = at.head_dim or row.tile[2], at.head_dim_v or row.head_dim_v
+                point = row.x, row.causal or row.window, *dims, row.sinks, row.softcap
                 point = *point, at.batch_heads, at.sq, at.sk, at.window
                 gains[point] = max(gains.get(point, 0.0), at.baseline_us / at.us)
     for point, gain in gains.items():

@@ -152,6 +152,9 @@ def flash_attention(
     Query i sees keys j with i + Sk - Sq - window_left <= j <= i + Sk - Sq + window_right: the last query stands on the last key
     (bottom-right alignment). A query that sees no key has out 0 and LSE -inf.
 
+    Kernels take D and Dv up to 256, bfloat16 and float16. What is no multiple of 8, or lies in memory otherwise than in rows at
+    multiples of 16 bytes, is copied first (`tileops.explain` says what), and larger ones are computed by eager PyTorch.
+
     Args:
         q: [B, Sq, H, D], bfloat16, float16 or float32 (which no kernel takes), any strides.
         k: [B, Sk, Hk, D], the dtype of `q`, any strides. H is a multiple of Hk: head h of `q` reads head h // (H / Hk) of `k`
@@ -173,7 +176,7 @@ def flash_attention(
 
     Returns:
         `out` [B, Sq, H, Dv] in the dtype of `q`, rounded once, and `lse` [B, H, Sq] in float32, natural logarithm; new and
-        contiguous where they were not given. There is no dropout and no ALiBi.
+        contiguous where they were not given. There is no dropout and no ALiBi: a keyword for them is a TypeError.
         In eager PyTorch this is `scaled_dot_product_attention` where its options suffice (it rounds the weights to the dtype of
         `v`, and on a CPU in half precision its exponentials, and so the LSE, err by some 5e-5), else tiles of query rows: no
         more than 2**25 scores are in memory at a time.

@@ -224,6 +224,20 @@ def _reduce(e: Emitter, stmt: ir.Reduce) -> None:
                 e.line(f"{dst}[r] = {op}::combine(before[r], {dst}[r]);")
 
 
+def printed(e: Emitter, stmt: ir.Print, first: int | None = None) -> None:
+    """By the first thread that has the value; of groups from `first` on that have some rows each, in the one of that row."""
+    value, owner, register = stmt.value, 0, None
+    threads = {0}
+    if isinstance(value, ir.Load):
+        layout, (row, *column) = e.kernel.layouts[value.buffer], (i.value for i in value.indices)
+        owner, row = divmod(row, layout.shape[0])
+        threads, register = layout.place((row, *column))
+    guard = f"thread == {min(threads)}" + (f" && group == {first + owner}" if first is not None else "")
+    wide = ir.Cast("float32", value) if value.dtype in ("bfloat16", "float16") else value
+    text = e.number(wide) if register is None else statement(wide, lambda tile: register)
+    e.line(f'if ({guard}) print("{stmt.location}: {value}", {text}, {e.site(stmt)});')
+
+
 def _parallel(e: Emitter, stmt: ir.Parallel) -> None:
     """Each thread runs over its own registers: pass r, and register q of the row."""
     t, table, v = e.tile, e.kernel.layouts, e.tile.column_vector
@@ -263,4 +277,4 @@ def _if(e: Emitter, stmt: ir.If) -> None:
 
 
 _EMIT = {ir.Alloc: _alloc, ir.Fill: fill, ir.Copy: _copy, ir.Reduce: _reduce, ir.Parallel: _parallel, ir.Serial: serial}
-_EMIT[ir.If] = _if
+_EMIT |= {ir.If: _if, ir.Print: printed}

@@ -5,7 +5,7 @@ from dataclasses import replace
 from itertools import takewhile
 
 from tileops_dsl import ir, plan
-from tileops_dsl.codegen.cuda import fill
+from tileops_dsl.codegen.cuda import fill, printed
 from tileops_dsl.codegen.element_loops import chunks, parallel, reduce
 from tileops_dsl.codegen.moves import copy, issue_copy
 from tileops_dsl.codegen.writer import Writer
@@ -270,6 +270,11 @@ def _signal(w: Writer, stmt: Signal) -> None:
         w.line(f"if ({guard}lane == 0) arrive({slot}, {w.site(stmt)});")
 
 
+def _print(w: Writer, stmt: ir.Print) -> None:
+    """Groups that alternate, and threads without groups, print for themselves."""
+    printed(w, stmt, w.role.groups[0] if plan.sharing(w.kernel) > 1 else None)
+
+
 STATEMENTS = {
     Advance: _advance,
     Alone: _alone,
@@ -288,5 +293,6 @@ STATEMENTS = {
     ir.Parallel: parallel,
     ir.Persistent: _persistent,
     ir.Pipelined: _pipelined,
+    ir.Print: _print,
     ir.Reduce: reduce,
 }

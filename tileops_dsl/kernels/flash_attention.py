@@ -13,8 +13,8 @@ from tileops_dsl.configs import AttentionConfig
 
 
 def flash_attention(config: AttentionConfig):
-    (bm, bn, d), dv = config.tile, config.head_dim_v
-    sub = 64 if dv % 64 == 0 else 32  # columns of the output stored at a time
+    (bm, bn, d), dv = config.tile, config.head_dim_v  # at least those of the tensors: TMA fills a tile up with zeros
+    sub = math.gcd(dv, 64)  # columns of the output stored at a time
     hides_rows = config.causal or config.window  # a block may have no key for some rows
     by_rows, row_vector = T.GemmWarpPolicy.FullRow, ((bm,), "float32")
     batches, heads, kv_heads, sq, sk = T.dynamic("batches, heads, kv_heads, sq, sk", "int32")

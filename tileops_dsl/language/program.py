@@ -10,7 +10,7 @@ from tileops_dsl.language.builder import RESERVED_PERSISTENT, builder, here, loc
 from tileops_dsl.language.memory import TensorArg
 from tileops_dsl.language.scalar import Value, to_expr
 
-__all__ = ["Kernel", "Scalar", "Tensor", "annotate_min_blocks_per_sm", "dynamic", "let", "prim_func"]
+__all__ = ["Kernel", "Scalar", "Tensor", "annotate_min_blocks_per_sm", "dynamic", "let", "prim_func", "print"]
 
 
 @dataclass(frozen=True)
@@ -80,6 +80,20 @@ def let(name: str, value: Value) -> Value:
         raise TileError(f"{name} is not computed once for a tile", instead, here())
     b.kernel.setdefault("named", {})[expr] = b.declare(name)
     return value
+
+
+def print(value) -> None:
+    """A line from one thread, for debugging: a number of the kernel; or an element of a fragment, as in T.print(tile[3, 5]).
+
+    A number comes from the first of the threads that hold fragments, an element from a thread that holds it: on the emulator,
+    and on the GPU, where products of such a kernel wait for each other (ptxas C7510). No kernel of the library has one.
+    """
+    expr, where = to_expr(value), here()
+    element = isinstance(expr, ir.Load) and isinstance(expr.buffer, ir.Buffer) and expr.buffer.scope == "fragment"
+    inside = element and all(i.value in range(n) for i, n in zip(expr.indices, expr.buffer.shape) if isinstance(i, ir.Const))
+    if ir.loads(expr) and not (inside and all(isinstance(i, ir.Const) for i in expr.indices)):
+        raise TileError(f"{expr} is no element of a fragment at constant indices", "T.print(tile[0, 0]), or a number", where)
+    builder().emit(ir.Print(where, expr))
 
 
 def prim_func(function) -> ir.Kernel:

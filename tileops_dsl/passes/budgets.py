@@ -7,7 +7,8 @@ from tileops_dsl.errors import TileError, require
 from tileops_dsl.plan import consumers, live_words, threads
 from tileops_dsl.targets import Target
 
-WORDS = 44  # for addresses and loop state, beside the fragments: with 43 a tile of 256 x 128 was spilled
+WORDS = 44  # for addresses and loop state, beside the fragments: with 43 a gemm's tile of 256 x 128 was spilled
+FEWEST = 24  # the same where products follow each other, as in attention, whose end has no switches: 192 x 128 x 64 has 24
 PRODUCT = 26  # that an instruction needs beside its accumulators, of those that a thread starts with (ptxas error C7602)
 
 
@@ -23,12 +24,13 @@ def budget_registers(kernel: ir.Kernel, target: Target) -> ir.Kernel:
     """A producer needs little; the consumers share what is left, in steps of 8."""
     start = target.registers_per_cta // threads(kernel) // 8 * 8  # of each thread; then groups hand them to each other
     groups = len(consumers(kernel).groups)
-    needed = live_words(kernel) + WORDS
+    live, products = live_words(kernel), [stmt for stmt in ir.walk(kernel.body) if isinstance(stmt, ir.Gemm)]
+    needed = live + (WORDS if len(products) == 1 else FEWEST)
     for producer in (32,) if groups > 2 else (40,) if kernel.ctas > 1 else (40, 24):  # with 24 one spilled 8 bytes
         consumer = min((start * (groups + 1) - producer) // groups // 8 * 8, 240)
-        if needed <= consumer:
+        if live + WORDS <= consumer:
             break
-    widest = max(stmt.c.shape[1] for stmt in ir.walk(kernel.body) if isinstance(stmt, ir.Gemm))
+    widest = max(product.c.shape[1] for product in products)
     if widest // 2 + PRODUCT > start:
         problem = f"a product of {widest} columns, and each thread starts with {start} registers"
         raise TileError(problem, f"at most {2 * (start - PRODUCT)} columns, or fewer threads", kernel.location)

@@ -83,7 +83,7 @@ def _check_kernel(kernel: ir.Kernel, target: Target) -> None:
     if loops[0].alternate and (kernel.threads != 2 * GROUP or not target.warp_groups):
         problem = f"{kernel.threads} threads of {target.name} are to alternate"
         raise TileError(problem, "T.Kernel(threads=256), two warp groups; or no alternate", loops[0].location)
-    kinds = (ir.Pipelined, ir.If, ir.Copy, ir.Gemm, ir.Parallel, ir.Store)
+    kinds = (ir.Pipelined, ir.If, ir.Copy, ir.Gemm, ir.Parallel, ir.Store, ir.Print)
     kinds += (ir.Fill, ir.Reduce) if target.warp_groups else ()
     for stmt in ir.walk(loops[0].body):
         problem = f"T.{type(stmt).__name__.lower()} has no meaning in T.Persistent yet"

@@ -63,7 +63,7 @@ def _check_block(body, known: set) -> None:
             elif isinstance(e, ir.AnyOf):
                 require(isinstance(stmt, ir.If), "T.any_of is no condition of T.If", "with T.If(T.any_of(...)):", where)
             elif isinstance(e, ir.Load):
-                each = isinstance(stmt, ir.Store) or ir.EACH in e.indices
+                each = isinstance(stmt, ir.Store | ir.Print) or ir.EACH in e.indices
                 require(each, f"{e} is read outside T.Parallel", "a dimension or a T.Scalar", where)
             elif isinstance(e, ir.Call):
                 arity = ir.OPS[e.op][0]

@@ -12,3 +12,4 @@
 #include "tileops/tile.h"
 #include "tileops/activation.h"
 #include "tileops/reduce.h"
+#include "tileops/print.h"
