@@ -23,6 +23,8 @@ from build_backend.measured import MeasuredAttention
 from tileops import knobs
 from tileops.demo import Progress
 from tileops_dsl import configs
+from tileops_dsl.kernels import configs_of
+from tileops_dsl.kernels.flash_attention_config import AttentionConfig
 
 HEAD_DIMS, LENGTHS, BATCHES = (64, 96, 128, 256), (512, 1024, 2048, 4096, 16384), (1, 4, 16)  # of 16 heads
 DTYPES = {"bfloat16": LENGTHS, "float16": (1024, 4096, 16384)}
@@ -72,7 +74,7 @@ class Problem(NamedTuple):
 
     dims = property(lambda self: (self.dim, self.dim_v or self.dim))
 
-    def served_by(self, row: configs.AttentionConfig) -> bool:
+    def served_by(self, row: AttentionConfig) -> bool:
         """As csrc/attention_choice.cpp has it."""
         if row.x != self.dtype or row.tile[2] < self.dims[0] or row.head_dim_v < self.dims[1]:
             return False
@@ -86,7 +88,7 @@ class Problem(NamedTuple):
         return options | ({"sinks": torch.linspace(-1, 3, HEADS, device=device)} if self.sinks else {})
 
 
-def kernels(problem: Problem, rows: list[configs.AttentionConfig]) -> dict[str, configs.AttentionConfig]:
+def kernels(problem: Problem, rows: list[AttentionConfig]) -> dict[str, AttentionConfig]:
     """Those among which the dispatcher chooses: of all that serve the problem, the ones with the fewest columns."""
     serving = [row for row in rows if problem.served_by(row)]
     fewest = min(row.tile[2] + row.head_dim_v for row in serving)
@@ -213,7 +215,7 @@ def main(arguments=None):
     options = parser.parse_args(arguments)
     if not torch.cuda.is_available():
         raise SystemExit("benchmarks.attention: torch sees no GPU; expected one, since only kernels are timed")
-    gpu, rows = torch.cuda.get_device_name(), configs.load("flash_attention")
+    gpu, rows = torch.cuda.get_device_name(), configs_of("flash_attention")
     path = options.out or results.RESULTS / f"{results.slug(gpu)}.jsonl"
     chosen, found, written = list(problems(*(options.match or [""]))), {}, []
     progress = Progress(len(chosen))

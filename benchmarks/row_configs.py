@@ -10,8 +10,9 @@ import sys
 from dataclasses import asdict, fields
 from pathlib import Path
 
-from tileops_dsl.configs import CONFIGS, RowConfig
+from tileops_dsl.configs import CONFIGS
 from tileops_dsl.kernels import MODULES
+from tileops_dsl.kernels.row_config import RowConfig
 
 SHARED = ("softmax", "rms_norm", "rms_norm_silu")
 OPS = (*SHARED, *(op for op, module in MODULES.items() if hasattr(module, "configs")))

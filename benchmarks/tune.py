@@ -20,7 +20,8 @@ from benchmarks.table import aligned
 from benchmarks.tune_candidates import candidates, prune
 from benchmarks.tune_measure import MeasureError, Worker
 from tileops.demo import Progress
-from tileops_dsl.configs import CONFIGS, KINDS
+from tileops_dsl.configs import CONFIGS
+from tileops_dsl.kernels import KINDS
 from tileops_dsl.targets import TARGETS
 
 MAIN = ("bfloat16", "bfloat16", "nt")  # the group whose tiles the others take
@@ -195,7 +196,7 @@ def report(tuner):
 
 def parse(arguments):
     parser = argparse.ArgumentParser(prog="python -m benchmarks.tune", description=__doc__.split("\n\n")[0])
-    ops = [op for op, kind in KINDS.items() if kind.table]
+    ops = [op for op, kind in KINDS.items() if hasattr(kind, "measurement")]
     parser.add_argument("op", metavar="OP", choices=ops, help=", ".join(ops))
     parser.add_argument("--gpu", required=True, choices=list(GPUS), help="the GPU to choose for; the machine must have it")
     parser.add_argument("--target", choices=list(TARGETS), help="whose kernels; default: the GPU's own")

@@ -4,7 +4,7 @@ from itertools import product
 from math import ceil
 
 from benchmarks.workloads import ITEM_BYTES
-from tileops_dsl.configs import GemmConfig
+from tileops_dsl.kernels.gemm_config import GemmConfig
 from tileops_dsl.passes.budgets import PRODUCT, WORDS
 from tileops_dsl.targets import TARGETS
 

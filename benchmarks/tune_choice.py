@@ -4,8 +4,8 @@ import json
 from dataclasses import asdict, fields, replace
 from math import inf, log
 
-from tileops_dsl import configs
-from tileops_dsl.configs import Measured
+from build_backend.measured import Measured
+from tileops_dsl.kernels import configs_of
 
 WORTH = 0.005  # what a further kernel must save of the summed logarithms of times
 LAYOUTS = ("nt", "nn", "tn", "tt")
@@ -78,7 +78,7 @@ def merged(op, tuned, target):
 
     tuned: {(x, y, layout): rows}; a group without rows keeps what it has, and so do kernels for any alignment.
     """
-    present = configs.load(op)
+    present = configs_of(op)
     tuned = {group: rows for group, rows in tuned.items() if rows}
     kept = [r for r in present if r.target != target or r.vector == 1 or group_of(r) not in tuned]
     mine = [row for rows in tuned.values() for row in rows] + [row for row in kept if row.target == target and row.vector > 1]

@@ -19,8 +19,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from build_backend import mode, native, objects
-from tileops_dsl import configs, output
-from tileops_dsl.kernels import LIBRARY
+from tileops_dsl import output
+from tileops_dsl.kernels import LIBRARY, configs_of
 
 ROOT = Path(__file__).resolve().parent.parent
 PARTS = ("tileops", "tileops_dsl", "csrc", "build_backend", "benchmarks", "configs")
@@ -76,7 +76,7 @@ def build(kernels, gpu, tree):
 
 def others(op, target):
     """One kernel of each other operator: the library's host code includes the parameter structs of all."""
-    rows = [next((row for row in configs.load(other) if row.target == target), None) for other in LIBRARY if other != op]
+    rows = [next((row for row in configs_of(other) if row.target == target), None) for other in LIBRARY if other != op]
     return [output.compile_config(row) for row in rows if row]
 
 

@@ -4,8 +4,10 @@ import math
 
 import numpy as np
 
-from tileops_dsl.configs import AttentionConfig, GemmConfig, RowConfig
 from tileops_dsl.emulate_rows import decode, encode, reference
+from tileops_dsl.kernels.flash_attention_config import AttentionConfig
+from tileops_dsl.kernels.gemm_config import GemmConfig
+from tileops_dsl.kernels.row_config import RowConfig
 
 
 def _stored(rng: np.random.Generator, shape: tuple, dtype: str, order=None) -> tuple[np.ndarray, np.ndarray]:

@@ -18,12 +18,12 @@ from pathlib import Path
 
 import numpy as np
 
-from tileops_dsl import configs, ir, output, plan
 from tileops_dsl import emulate as emulator
+from tileops_dsl import ir, output, plan
 from tileops_dsl.configs import Config
 from tileops_dsl.emulate_problems import PROBLEMS
 from tileops_dsl.emulate_rows import NUMPY, decode, source_of
-from tileops_dsl.kernels import PROGRAMS
+from tileops_dsl.kernels import PROGRAMS, configs_of
 from tileops_dsl.passes.meaning import number
 
 CODES = {"uint16": 1, "float16": 2, "float32": 3}  # DTypeCode of csrc/include/tileops/types.h, by NumPy's dtype
@@ -142,7 +142,7 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--target", default="sm_90a")
     parser.add_argument("--seed", type=int, default=0)
     given = parser.parse_args(argv)
-    rows = [row for row in configs.load(given.op) if row.target == given.target and given.kernel in row.name]
+    rows = [row for row in configs_of(given.op) if row.target == given.target and given.kernel in row.name]
     if not rows:
         parser.error(f"configs/{given.op}.json has no kernel for {given.target} with {given.kernel!r} in its name")
     row = next((r for r in rows if r.op != "softmax" or given.kernel or (r.vector == 8 and r.max_cols == 1024)), rows[0])

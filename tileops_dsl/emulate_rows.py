@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from tileops_dsl import emulate, output
-from tileops_dsl.configs import RowConfig
+from tileops_dsl.kernels.row_config import RowConfig
 
 CODES = {"bfloat16": 1, "float16": 2, "float32": 3}  # DTypeCode of csrc/include/tileops/types.h
 NUMPY = {"bfloat16": np.uint16, "float16": np.float16, "float32": np.float32}

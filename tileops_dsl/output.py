@@ -5,11 +5,11 @@ from dataclasses import dataclass
 from functools import partial
 
 from build_backend import tables
-from tileops_dsl import configs, ir, plan, report
+from tileops_dsl import ir, plan, report
 from tileops_dsl.codegen import emit_kernel, emit_roles, emit_threads, param_fields, params_header
-from tileops_dsl.configs import Config, RowConfig
+from tileops_dsl.configs import Config
 from tileops_dsl.errors import TileError
-from tileops_dsl.kernels import PROGRAMS
+from tileops_dsl.kernels import PROGRAMS, configs_of
 from tileops_dsl.passes import run_passes
 from tileops_dsl.targets import TARGETS
 
@@ -35,7 +35,7 @@ def compile_config(config: Config, dump=lambda kernel, step, text: None, program
     entry = {name: getattr(config, name) for name in ("op", "target", "x", "y", *config.facts)}
     entry |= {"threads": plan.threads(kernel), "shared_bytes": kernel.shared_bytes, "params": param_fields(kernel)}
     sites = {"sites": {str(number): line for number, line in sites.items()}}
-    if isinstance(config, RowConfig):
+    if not kernel.roles:
         _check_grid(kernel, config)
         return Generated(config, report.of_rows(config, kernel) + code, entry | sites)
     maps = plan.tma_tensors(kernel).items() if target.warp_groups else ()
@@ -43,7 +43,7 @@ def compile_config(config: Config, dump=lambda kernel, step, text: None, program
     return Generated(config, report.header(config, kernel) + code, entry | sites, report.report(config, kernel, target))
 
 
-def _check_grid(kernel: ir.Kernel, config: RowConfig) -> None:
+def _check_grid(kernel: ir.Kernel, config: Config) -> None:
     """The host launches ceil(inner / rows) x outer x batch CTAs (csrc/variant.h); the program must say the same."""
     expected = f"add(floordiv(sub(inner, 1), {config.tile[0]}), 1), outer"
     if ", ".join(map(str, kernel.grid)) not in (expected, f"{expected}, batch"):
@@ -53,7 +53,7 @@ def _check_grid(kernel: ir.Kernel, config: RowConfig) -> None:
 
 def generate(ops: list[str], targets: list[str], build: str, dump=lambda kernel, step, text: None) -> dict[str, str]:
     """File name -> text."""
-    rows = [row for op in ops for row in configs.load(op) if row.target in targets]
+    rows = [row for op in ops for row in configs_of(op) if row.target in targets]
     kept = _smoke(rows) if build == "smoke" else rows
     return files_of([compile_config(row, dump) for row in kept], targets)
 

@@ -1,20 +1,19 @@
 """What was decided about a kernel: the comment at the head of its text, and of one with roles the schedule report beside it."""
 
+import math
+
 from tileops_dsl import ir, plan
-from tileops_dsl.configs import SHORT, AttentionConfig, GemmConfig, MlaConfig, RowConfig
+from tileops_dsl.configs import SHORT, Config
 from tileops_dsl.instruction_layouts import WarpAccumulators
 from tileops_dsl.schedule import Barrier, Retire, Sync
 from tileops_dsl.targets import Target
 
-EXAMPLES = ((4096, 4096, 4096), (8192, 8192, 8192), (4096, 16384, 4096))  # M, N, K
 
-
-def of_rows(config: RowConfig, kernel: ir.Kernel) -> str:
+def of_rows(config: Config, kernel: ir.Kernel) -> str:
     """The comment of a row-wise kernel."""
     rows, columns = config.tile
     registers = ", ".join(f"{b.name} {la.registers} x {SHORT[b.dtype]}" for b, la in kernel.layouts.items())
-    length = "any row length" if config.looped else f"rows of up to {config.max_cols} columns"
-    lines = [f"{config.name}: {length}, {rows} rows x {columns} columns per CTA"]
+    lines = [f"{config.name}: {config.lengths}, {rows} rows x {columns} columns per CTA"]
     lines += [f"Layout: {config.layout}; {config.threads} threads", f"Registers of a thread: {registers}"]
     return _comment([*lines, f"Shared memory: {kernel.shared_bytes} bytes"])
 
@@ -23,12 +22,9 @@ def _comment(lines: list[str]) -> str:
     return "\n".join(f"// {line}".rstrip() for line in lines) + "\n"
 
 
-def header(config: GemmConfig | AttentionConfig | MlaConfig, kernel: ir.Kernel) -> str:
-    stages = "" if isinstance(config, MlaConfig) else f", {config.stages} stages"
-    lines = [f"{config.name}: tile {' x '.join(map(str, config.tile))}{stages}", _threads(kernel)]
-    if isinstance(config, GemmConfig):
-        lines += [f"Cluster of {kernel.ctas} CTAs; tiles in groups of {config.group_size} clusters of rows"]
-        lines += [f"c is stored {config.store_columns} columns at a time"]
+def header(config: Config, kernel: ir.Kernel) -> str:
+    stages = "" if plan.feeds_itself(kernel) else f", {config.stages} stages"
+    lines = [f"{config.name}: tile {' x '.join(map(str, config.tile))}{stages}", _threads(kernel), *config.choices]
     return _comment([*lines, "", *_tables(kernel)])
 
 
@@ -44,24 +40,15 @@ def _threads(kernel: ir.Kernel) -> str:
     return f"{layout.down} x {layout.across} warps of {layout.rows // layout.down} x {layout.columns // layout.across}"
 
 
-def report(config: GemmConfig | AttentionConfig | MlaConfig, kernel: ir.Kernel, target: Target) -> str:
-    """The schedule, and what a product of M x N x K costs."""
-    if isinstance(config, MlaConfig):
-        return "\n".join([config.name, *map(str, kernel.rings), "", *_tables(kernel), "", *_tensor_maps(kernel), ""])
-    tiles, extents = plan.tile_loop(kernel), config.tile
-    lines = [
-        config.name,
-        f"tiles: {' x '.join(map(str, extents))}; {', '.join(map(str, tiles.vars))} of {', '.join(map(str, tiles.extents))}",
-        f"cluster: {kernel.cluster[0]} x {kernel.cluster[1]}; groups of {tiles.group_size} rows of clusters",
-        *map(str, kernel.rings),
-        "",
-        *_tables(kernel),
-        "",
-        *_tensor_maps(kernel),
-        "",
-        *(_work(config, kernel, target) if isinstance(config, GemmConfig) else _work_of_block(config, kernel)),
-        "",
-    ]
+def report(config: Config, kernel: ir.Kernel, target: Target) -> str:
+    """The schedule, and what a step of its products costs."""
+    tiles, work = [], []
+    if not plan.feeds_itself(kernel):
+        loop, extents = plan.tile_loop(kernel), " x ".join(map(str, config.tile))
+        tiles = [f"tiles: {extents}; {', '.join(map(str, loop.vars))} of {', '.join(map(str, loop.extents))}"]
+        tiles += [f"cluster: {kernel.cluster[0]} x {kernel.cluster[1]}; groups of {loop.group_size} rows of clusters"]
+        work = [*_work(config, kernel, target), ""]
+    lines = [config.name, *tiles, *map(str, kernel.rings), "", *_tables(kernel), "", *_tensor_maps(kernel), "", *work]
     return "\n".join(lines)
 
 
@@ -116,31 +103,13 @@ def _tensor_maps(kernel: ir.Kernel) -> list[str]:
     return lines
 
 
-def _work_of_block(config: AttentionConfig, kernel: ir.Kernel) -> list[str]:
-    queries, keys, d = config.tile
-    columns = d + config.head_dim_v
-    flops, moved = 2 * queries * keys * columns, keys * columns * ir.DTYPES[config.x]
-    return [f"Work of a CTA for {keys} keys: {flops} FLOP, {moved} bytes of k and v ({flops / moved:.0f} FLOP a byte)"]
-
-
-def _work(config: GemmConfig, kernel: ir.Kernel, target: Target) -> list[str]:
-    bm, bn, bk = config.tile
-    operands = {tile for s in ir.walk(kernel.body) if isinstance(s, ir.Gemm) for tile in (s.a, s.b)}
-    loads = [s for s in ir.walk(kernel.body) if plan.is_load(s) and s.dst in operands]
+def _work(config: Config, kernel: ir.Kernel, target: Target) -> list[str]:
+    """Of an iteration of the loop with the products."""
+    loops = (s for s in ir.walk(kernel.body) if isinstance(s, ir.Pipelined))
+    loop = next(s for s in loops if any(isinstance(inner, ir.Gemm) for inner in s.body))
+    gemms, loads = [s for s in loop.body if isinstance(s, ir.Gemm)], [s for s in loop.body if plan.is_load(s)]
+    flops = sum(2 * math.prod(gemm.c.shape) * gemm.a.shape[not gemm.transpose_a] for gemm in gemms)
     moved = sum(kernel.layouts[s.dst].bytes // (kernel.ctas if s.multicast else 1) for s in loads)
-    clusters = target.multiprocessors // kernel.ctas
-    flops = 2 * bm * bn * bk
-    lines = [
-        f"Work of a CTA for {bk} of K: {flops} FLOP, {moved} bytes of a and b ({flops / moved:.0f} FLOP a byte)",
-        f"Waves on {target.multiprocessors} multiprocessors, {clusters} clusters at a time:",
-    ]
-    for m, n, k in EXAMPLES:
-        rows, columns = -(-m // (bm * kernel.cluster[0])), -(-n // bn)
-        tiles, steps = rows * columns, -(-k // bk)
-        waves = f", {tiles / clusters:.2f} waves" if clusters else ""
-        total = tiles * kernel.ctas * steps * moved
-        lines.append(
-            f"  {m} x {n} x {k}: {tiles} tiles of a cluster{waves}, {2 * m * n * k:.3g} FLOP, "
-            f"{total:.3g} bytes loaded, {m * n * ir.DTYPES[config.y]:.3g} stored"
-        )
-    return lines
+    what = f"{moved} bytes of {' and '.join(s.src.tensor.name for s in loads)}"
+    of_step = f"Work of a CTA for {config.step}: {flops} FLOP, {what} ({flops / moved:.0f} FLOP a byte)"
+    return [of_step, *config.examples(target.multiprocessors, moved)]

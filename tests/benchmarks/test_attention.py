@@ -10,6 +10,7 @@ import torch
 from benchmarks import attention
 from build_backend.measured import MeasuredAttention
 from tileops_dsl import configs
+from tileops_dsl.kernels import configs_of
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "ops"))
 
@@ -17,7 +18,7 @@ from attention_reference import exact as exact_attention
 
 
 def test_every_kernel_has_problems():
-    rows, problems = configs.load("flash_attention"), list(attention.problems(""))
+    rows, problems = configs_of("flash_attention"), list(attention.problems(""))
     assert {name for problem in problems for name in attention.kernels(problem, rows)} == {row.name for row in rows}
     assert len(set(problems)) == len(problems)
     found = [tuple(problem) for problem in attention.problems("b4 h16 s1024 d64 bf16 causal")]
@@ -28,7 +29,7 @@ def test_every_kernel_has_problems():
 
 
 def test_the_kernels_with_the_fewest_columns_are_timed():
-    rows = configs.load("flash_attention")
+    rows = configs_of("flash_attention")
     for dim, tile in ((30, 32), (40, 64), (72, 96), (96, 96), (104, 128), (188, 192), (252, 256)):
         problem = attention.Problem("bfloat16", dim, False, 4, 1024)
         found = attention.kernels(problem, rows).values()
@@ -76,11 +77,11 @@ def test_the_configuration_keeps_what_was_not_measured_again(tmp_path, monkeypat
     third = row | {"tile": [128, 112, 192], "causal": False, "options": ["window", "sinks"], "head_dim_v": 128}
     path.write_text(json.dumps([row, row | {"tile": [128, 128, 128]}, third]))
     windowed = MeasuredAttention("NVIDIA H200", 64, 4096, 4096, 90.5, 1200.25, 128)
-    attention.write_configs(path, rows := configs.load("flash_attention"), {rows[1].name: [first], rows[2].name: [windowed]})
+    attention.write_configs(path, rows := configs_of("flash_attention"), {rows[1].name: [first], rows[2].name: [windowed]})
     narrow = replace(first, head_dim=40, head_dim_v=48)
-    attention.write_configs(path, configs.load("flash_attention"), {rows[0].name: [first, narrow], rows[1].name: [narrow]})
+    attention.write_configs(path, configs_of("flash_attention"), {rows[0].name: [first, narrow], rows[1].name: [narrow]})
     faster = replace(first, us=800.0)
-    attention.write_configs(path, configs.load("flash_attention"), {rows[0].name: [faster]})
-    again = configs.load("flash_attention")
+    attention.write_configs(path, configs_of("flash_attention"), {rows[0].name: [faster]})
+    again = configs_of("flash_attention")
     assert [row.measured for row in again] == [(faster, narrow), (first, narrow), (windowed,)]
     assert [row.name for row in again] == [row.name for row in rows]

@@ -13,6 +13,7 @@ from benchmarks.gpus import GPUS
 from benchmarks.tune_measure import MeasureError, Worker
 from benchmarks.workloads import GemmWorkload
 from tileops_dsl import configs
+from tileops_dsl.kernels import configs_of
 from tileops_dsl.targets import TARGETS
 
 H200 = GPUS["h200"]
@@ -101,7 +102,7 @@ def test_rows_that_were_not_tuned_stay_and_the_text_reads_back(monkeypatch, tmp_
     tuned = tune_choice.with_measurements(rows_of()[5:7], {LARGE: {rows_of()[5]: {"us": 1.0, "ratio": 1.5}}}, H200.name)
     merged = tune_choice.merged("gemm", {tune.MAIN: tuned, ("float16", "float16", "nt"): []}, "sm_90a")
     (tmp_path / "gemm.json").write_text(tune_choice.text(merged))
-    found = configs.load("gemm")
+    found = configs_of("gemm")
     names = [row.name for row in found]
     assert names == [tuned[0].name, tuned[1].name, present[0].name, present[2].name, present[3].name]
     assert found[0].measured == tuned[0].measured and len(found[0].measured) == 1
@@ -216,7 +217,7 @@ def fake(monkeypatch, tmp_path):
 def test_the_command_writes_the_few_rows_that_serve_best_and_measures_nothing_twice(fake, capsys):
     command, built, path = fake
     assert tune.main(command) == 0
-    found = configs.load("gemm")
+    found = configs_of("gemm")
     groups = {}
     for row in found:
         groups.setdefault(tune_choice.group_of(row), []).append(row.tile)
@@ -253,7 +254,7 @@ def test_part_of_the_workloads_or_the_build_alone_write_nothing_unless_asked_to(
     assert [name for name, _ in FakeWorker.measured] == [DECODE.name] and path.read_text() == "[]\n"
     assert built[0] == built[1], "what was built beforehand can be taken as it is"
     assert tune.main([*command, "--write"]) == 0
-    assert [row.tile for row in configs.load("gemm")] == [[64, 64, 64]], "what is known of decoding"
+    assert [row.tile for row in configs_of("gemm")] == [[64, 64, 64]], "what is known of decoding"
 
 
 def test_the_gpu_must_be_known(capsys):
@@ -266,7 +267,7 @@ def test_the_gpu_must_be_known(capsys):
 
 
 def test_a_key_follows_the_text_and_the_device_headers(monkeypatch, tmp_path):
-    row = next(row for row in configs.load("gemm") if row.target == "sm_90a")
+    row = next(row for row in configs_of("gemm") if row.target == "sm_90a")
     kernel = tune_library._generate(row)
     before = tune_library.key(kernel)
     assert tune_library.key(replace(kernel, text=kernel.text + "//")) != before

@@ -7,10 +7,11 @@ import pytest
 from rejected import neighbour
 
 import tileops_dsl.language as T
-from tileops_dsl import configs, ir, plan
+from tileops_dsl import ir, plan
 from tileops_dsl.errors import TileError
 from tileops_dsl.instruction_layouts import AccumulatorRows, WgmmaAccumulator
 from tileops_dsl.kernels.flash_attention import flash_attention, within_window
+from tileops_dsl.kernels.flash_attention_config import AttentionConfig
 from tileops_dsl.passes import run_passes
 from tileops_dsl.passes.meaning import Run, events, numbers
 from tileops_dsl.schedule import At, Await, Issue, Retire, Signal
@@ -24,7 +25,7 @@ WITH_ALL = ("window", "sinks", "softcap")
 
 @functools.cache
 def kernel(causal: bool = False, tile: tuple[int, int, int] = (128, 128, 128), **more) -> ir.Kernel:
-    config = configs.AttentionConfig("flash_attention", "sm_90a", *DTYPES, tile, 2, causal, **more)
+    config = AttentionConfig("flash_attention", "sm_90a", *DTYPES, tile, 2, causal, **more)
     return run_passes(flash_attention(config), TARGET)
 
 
@@ -246,14 +247,14 @@ def body_with(kernel: ir.Kernel, change) -> ir.Kernel:
 def test_not_on_portable():
     with pytest.raises(TileError, match=r"T\.fill has no meaning in T\.Persistent yet"):
         run_passes(
-            flash_attention(configs.AttentionConfig("flash_attention", "portable", *DTYPES, (128, 64, 64), 3)),
+            flash_attention(AttentionConfig("flash_attention", "portable", *DTYPES, (128, 64, 64), 3)),
             TARGETS["portable"],
         )
 
 
 def test_without_overlap():
     """P V in its own iteration: nothing is peeled, and it is waited for at the end of the iteration."""
-    config = configs.AttentionConfig("flash_attention", "sm_90a", *DTYPES, (128, 128, 128), 2, True)
+    config = AttentionConfig("flash_attention", "sm_90a", *DTYPES, (128, 128, 128), 2, True)
     at_once = body_with(flash_attention(config), lambda s: replace(s, stage=0) if isinstance(s, ir.Gemm) else s)
     found = run_passes(at_once, TARGET)
     consumer = list(ir.walk(found.roles[1].body))
@@ -266,8 +267,6 @@ def test_without_overlap():
 @pytest.mark.parametrize("tile, stages", [((64, 64, 64), 3), ((192, 80, 64), 2), ((128, 32, 256), 2), ((64, 128, 128), 2)])
 def test_tiles(tile, stages):
     """One to three groups; all checks hold."""
-    found = run_passes(
-        flash_attention(configs.AttentionConfig("flash_attention", "sm_90a", *2 * ("float16",), tile, stages)), TARGET
-    )
+    found = run_passes(flash_attention(AttentionConfig("flash_attention", "sm_90a", *2 * ("float16",), tile, stages)), TARGET)
     assert len(plan.consumers(found).groups) == tile[0] // 64
     assert [ring.stages for ring in found.rings] == [stages, stages, 2, 1]

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from tileops_dsl import configs, generate
-from tileops_dsl.kernels import LIBRARY
+from tileops_dsl import generate
+from tileops_dsl.kernels import LIBRARY, configs_of
 
 ROOT = Path(__file__).parents[2]
 OPS = ("softmax", "rms_norm", "rms_norm_silu")
@@ -43,7 +43,7 @@ def test_unknown_values_are_refused(option, capsys):
 
 def test_smoke_has_one_kernel_that_serves_anything(smoke):
     kernels = list(smoke.manifest["kernels"].values())
-    every = {(row.op, row.target) for op in LIBRARY for row in configs.load(op)}
+    every = {(row.op, row.target) for op in LIBRARY for row in configs_of(op)}
     assert sorted((k["op"], k["target"]) for k in kernels) == sorted(every)
     assert {k["op"] for k in kernels} >= {*OPS, "gemm"}
     for kernel in kernels:
@@ -59,7 +59,7 @@ def test_smoke_has_one_kernel_that_serves_anything(smoke):
 
 
 def test_all_has_every_row(everything):
-    rows = [row.name for op in LIBRARY for row in configs.load(op)]
+    rows = [row.name for op in LIBRARY for row in configs_of(op)]
     assert len(rows) == len(set(rows)) > 100
     assert list(everything.manifest["kernels"]) == rows
 
@@ -80,7 +80,7 @@ def test_dump_skips_a_pass_that_changes_nothing(tmp_path):
     generate.main([f"--out={tmp_path / 'out'}", "--target=sm_90a", "--only=softmax", f"--dump={tmp_path / 'ir'}"])
     row = next(
         row
-        for row in configs.load("softmax")
+        for row in configs_of("softmax")
         if row.target == "sm_90a" and 1 < row.threads_per_row <= 32 and row.vector > 1 and not row.lanes_on_rows
     )
     written = {path.name for path in (tmp_path / "ir").glob(f"{row.name}.*")}

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tileops_dsl import output
-from tileops_dsl.configs import RowConfig
+from tileops_dsl.kernels.row_config import RowConfig
 
 ROOT = Path(__file__).parents[2]
 GOLDEN = ROOT / "tests" / "golden"

@@ -4,10 +4,12 @@ import pytest
 from rejected import error_of, record, rejected
 
 import tileops_dsl.language as T
-from tileops_dsl import configs, output
+from tileops_dsl import output
 from tileops_dsl.codegen import emit_kernel
-from tileops_dsl.configs import AttentionConfig, RowConfig
 from tileops_dsl.errors import TileError
+from tileops_dsl.kernels import configs_of
+from tileops_dsl.kernels.flash_attention_config import AttentionConfig
+from tileops_dsl.kernels.row_config import RowConfig
 from tileops_dsl.layouts import VectorisedRows
 
 inner = T.dynamic("inner")
@@ -209,7 +211,7 @@ def test_a_grid_that_the_host_would_not_launch(monkeypatch):
             T.annotate_layout({tile: tiles()})
 
     monkeypatch.setitem(output.PROGRAMS, "softmax", lambda config: T.prim_func(program))
-    config = next(row for row in configs.load("softmax") if row.target == "sm_90a")
+    config = next(row for row in configs_of("softmax") if row.target == "sm_90a")
     with pytest.raises(TileError) as caught:
         output.compile_config(config)
     line = program.__code__.co_firstlineno + 1

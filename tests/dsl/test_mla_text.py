@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from tileops_dsl import configs, output
-from tileops_dsl.kernels import LIBRARY, MODULES, PROGRAMS
+from tileops_dsl import output
+from tileops_dsl.kernels import LIBRARY, MODULES, PROGRAMS, configs_of
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "mla_decode.cu"
-ROW = configs.load("mla_decode")[0]
+ROW = configs_of("mla_decode")[0]
 # The order matters of: barriers of both groups, products, waits for them, loads, and what stands before a product.
 WORD = re.compile(
     r"named_barrier_(?P<barrier>sync|arrive)\((?P<number>[\w +]+),|(?P<wait>wgmma_wait<\d>)|(?P<word>any_of_warp|store_matrix)"

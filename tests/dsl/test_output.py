@@ -9,8 +9,10 @@ from pathlib import Path
 import pytest
 
 from build_backend import operators
+from build_backend.measured import Measured
 from tileops_dsl import configs, emulate, output
 from tileops_dsl.errors import TileError
+from tileops_dsl.kernels import configs_of
 
 ROOT = Path(__file__).parents[2]
 PROGRAMS = ROOT / "tileops_dsl" / "kernels"
@@ -160,10 +162,10 @@ def test_registry_of_attention(everything):
 
 
 def test_measurements_are_rows_of_the_registry():
-    row = replace(next(row for row in configs.load("gemm") if row.target == "sm_90a"), measured=())
+    row = replace(next(row for row in configs_of("gemm") if row.target == "sm_90a"), measured=())
     problems = (
-        configs.Measured("NVIDIA H200", 512, 256, 64, 1.5, 2.0, batch=3),
-        configs.Measured("NVIDIA H200", 64, 256, 64, 1.0, 2.0, epilogue="bias+gelu"),
+        Measured("NVIDIA H200", 512, 256, 64, 1.5, 2.0, batch=3),
+        Measured("NVIDIA H200", 64, 256, 64, 1.0, 2.0, epilogue="bias+gelu"),
     )
     other = replace(row, tile=(64, 64, 64), cluster=1, measured=problems)
     text = output.files_of([output.compile_config(row), output.compile_config(other)], ["sm_90a"])["registry.cpp"]
@@ -192,17 +194,17 @@ def test_measurements_of_attention_are_rows_of_the_registry(monkeypatch, tmp_pat
     ("epilogue", "fused"), [("none", False), ("bias", False), ("gelu", True), ("bias+gelu_tanh", True), ("bias+residual", True)]
 )
 def test_what_is_more_than_cublas_does(epilogue, fused):
-    assert configs.Measured("GPU", 1, 1, 1, 1.0, 1.0, epilogue=epilogue).fused == fused
+    assert Measured("GPU", 1, 1, 1, 1.0, 1.0, epilogue=epilogue).fused == fused
 
 
 def test_an_operator_without_rows_names_the_command_that_writes_them():
     text = r"configs/nothing.json, which .* is missing\n    Instead: python -m benchmarks.row_configs"
     with pytest.raises(TileError, match=text):
-        configs.load("nothing")
+        configs.load("nothing", configs.Config)
 
 
 def test_two_rows_of_one_name_are_refused():
-    kernel = output.compile_config(next(row for row in configs.load("softmax") if row.target == "portable"))
+    kernel = output.compile_config(next(row for row in configs_of("softmax") if row.target == "portable"))
     with pytest.raises(TileError, match=rf"configs/softmax.json has two rows for the kernel {kernel.config.name}"):
         output.files_of([kernel, kernel], ["portable"])
 

@@ -8,10 +8,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tileops_dsl import configs, emulate, ir, output
+from tileops_dsl import emulate, ir, output
 from tileops_dsl.errors import TileError
 from tileops_dsl.instruction_layouts import WarpAccumulators
-from tileops_dsl.kernels import PROGRAMS
+from tileops_dsl.kernels import PROGRAMS, configs_of
 from tileops_dsl.passes import run_passes
 from tileops_dsl.passes.meaning import ways
 from tileops_dsl.passes.simulate import Fault, simulate
@@ -21,7 +21,7 @@ from tileops_dsl.targets import TARGETS
 
 ROOT = Path(__file__).parents[2]
 GOLDEN = ROOT / "tests" / "golden"
-ROWS = [row for row in configs.load("gemm") if row.target == "portable"]
+ROWS = [row for row in configs_of("gemm") if row.target == "portable"]
 LAYOUTS = {"nt": (False, True), "nn": (False, False), "tn": (True, False), "tt": (True, True)}
 TUNED = {
     letters: next(row for row in ROWS if (row.transpose_a, row.transpose_b) == turned) for letters, turned in LAYOUTS.items()

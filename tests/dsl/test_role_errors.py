@@ -6,9 +6,9 @@ import pytest
 from rejected import rejected
 
 import tileops_dsl.language as T
-from tileops_dsl import configs
 from tileops_dsl.errors import TileError
 from tileops_dsl.kernels.gemm import gemm
+from tileops_dsl.kernels.gemm_config import GemmConfig
 from tileops_dsl.passes import run_passes
 from tileops_dsl.targets import TARGETS
 
@@ -590,7 +590,7 @@ def test_a_product_too_wide_for_four_groups(a: A, b: B):
 
 
 def of_config(**changes) -> TileError:
-    golden = configs.GemmConfig("gemm", "sm_90a", "bfloat16", "bfloat16", (128, 256, 64), 4, 2, 8, 64)
+    golden = GemmConfig("gemm", "sm_90a", "bfloat16", "bfloat16", (128, 256, 64), 4, 2, 8, 64)
     row = replace(golden, **changes)
     with pytest.raises(TileError) as caught:
         run_passes(gemm(row), TARGETS[row.target])

@@ -9,11 +9,12 @@ import numpy as np
 import pytest
 
 import tileops_dsl.language as T
-from tileops_dsl import configs, emulate, ir, plan
+from tileops_dsl import emulate, ir, plan
 from tileops_dsl.codegen import emit_roles, param_fields, params_header
 from tileops_dsl.codegen.arithmetic import arithmetic, ceil_divided
 from tileops_dsl.errors import TileError
 from tileops_dsl.kernels.gemm import gemm
+from tileops_dsl.kernels.gemm_config import GemmConfig
 from tileops_dsl.layouts import Linear
 from tileops_dsl.passes import run_passes
 from tileops_dsl.passes.meaning import ways
@@ -23,7 +24,7 @@ from tileops_dsl.targets import TARGETS
 
 verify = importlib.import_module("tileops_dsl.passes.verify")  # the package has a function of that name
 TARGET = TARGETS["sm_90a"]
-ROW = configs.GemmConfig("gemm", "sm_90a", "bfloat16", "bfloat16", (128, 256, 64), 4, 2, 8, 64)  # that of tests/golden/gemm.cu
+ROW = GemmConfig("gemm", "sm_90a", "bfloat16", "bfloat16", (128, 256, 64), 4, 2, 8, 64)  # that of tests/golden/gemm.cu
 m, n, k = T.dynamic("m, n, k", "int32")
 
 

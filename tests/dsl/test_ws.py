@@ -4,9 +4,9 @@ import pytest
 from rejected import rejected
 
 import tileops_dsl.language as T
-from tileops_dsl import configs, ir
+from tileops_dsl import ir
 from tileops_dsl.errors import TileError
-from tileops_dsl.kernels import PROGRAMS
+from tileops_dsl.kernels import PROGRAMS, configs_of
 from tileops_dsl.passes.verify import verify
 from tileops_dsl.targets import TARGETS
 
@@ -17,7 +17,7 @@ TABLE = T.Tensor((n, m), "int32")
 
 
 def recorded() -> ir.Kernel:
-    return PROGRAMS["mla_decode"](configs.load("mla_decode")[0])
+    return PROGRAMS["mla_decode"](configs_of("mla_decode")[0])
 
 
 @pytest.fixture(scope="module")

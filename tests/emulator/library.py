@@ -21,8 +21,9 @@ import test_merge_attention as merges  # noqa: E402
 import torch  # noqa: E402
 from attention_reference import exact as exact_attention  # noqa: E402
 
-from tileops_dsl import configs, emulate, output  # noqa: E402
+from tileops_dsl import emulate, output  # noqa: E402
 from tileops_dsl.emulate_rows import CODES, decode, encode, error_bound  # noqa: E402
+from tileops_dsl.kernels import configs_of  # noqa: E402
 
 OPS = ("gemm", "flash_attention", "softmax", "rms_norm", "rms_norm_silu", "merge_attention")
 ROUNDING = {"bfloat16": 2**-8, "float16": 2**-11, "float32": 2**-22}
@@ -84,7 +85,7 @@ def all_schedules() -> dict:
     """Each schedule of configs/, and some that no row has yet -> a row that stands for it."""
     found = {}
     for op in OPS:
-        for row in sorted(configs.load(op), key=lambda r: r.tile[0] * r.tile[1]):
+        for row in sorted(configs_of(op), key=lambda r: r.tile[0] * r.tile[1]):
             found.setdefault(schedule(row), small(row))
     product = found["gemm/sm_90a_nt_cooperative_cluster2"]
     attention = found["flash_attention/sm_90a_full"]

@@ -13,9 +13,9 @@ import torch
 from test_golden_kernels import ATTENTIONS, assert_close, attention, normal
 
 from build_backend import checks, toolkit
-from tileops_dsl import configs
 from tileops_dsl.emulate import EmulatorError
-from tileops_dsl.kernels import MODULES
+from tileops_dsl.kernels import MODULES, configs_of
+from tileops_dsl.kernels.flash_attention_config import AttentionConfig
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "ops"))
 
@@ -96,7 +96,7 @@ BELOW = [  # the kernel, and head dims below those of its tile
 @pytest.mark.parametrize("name, dim, dim_v", BELOW)
 def test_head_dims_below_the_tile(gpu, name, dim, dim_v, tmp_path):
     """Behind each row of the tensors is NaN, which must not be read."""
-    row = next(row for row in configs.load("flash_attention") if row.name.endswith(name))
+    row = next(row for row in configs_of("flash_attention") if row.name.endswith(name))
     kernel = flash_attention.Generated(row, tmp_path)
     tensors = inputs(1, 150, 200, 2, 1, dim, getattr(torch, row.x), dim_v)
     beyond = [torch.nn.functional.pad(t, (0, -t.shape[-1] % 8 + 8), value=torch.nan)[..., : t.shape[-1]] for t in tensors]
@@ -150,7 +150,7 @@ def test_value_head_dim(gpu, generated, causal):
 
 @pytest.mark.parametrize("causal", [False, True])
 def test_128_rows_of_a_group(gpu, generated, causal, monkeypatch):
-    monkeypatch.setattr(configs.AttentionConfig, "threads", property(lambda self: 128))
+    monkeypatch.setattr(AttentionConfig, "threads", property(lambda self: 128))
     check(gpu, generated(causal, tile=(128, 32, 64)), *inputs(2, 200, 133, 2, 1, 64))
 
 
@@ -265,7 +265,7 @@ def test_nvcc_makes_no_spill_and_serialises_nothing(generated, causal, tile):
 
 OTHERS = [
     row
-    for row in configs.load("flash_attention")
+    for row in configs_of("flash_attention")
     if row.options or row.head_dim_v != row.tile[2] or row.tile[2] not in (64, 96, 128, 256)
 ]
 

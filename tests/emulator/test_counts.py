@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 import wavefronts
 
-from tileops_dsl import configs, emulate
+from tileops_dsl import emulate
 from tileops_dsl.emulate import In, Out
 from tileops_dsl.emulate_problems import PROBLEMS
-from tileops_dsl.kernels import PROGRAMS
+from tileops_dsl.kernels import PROGRAMS, configs_of
 
 
 @pytest.fixture(scope="module")
@@ -66,7 +66,7 @@ def test_instructions_are_counted_by_warps(run_words):
 
 
 def launched(name, **more):
-    row = next(row for row in configs.load(name.split("_")[0]) if row.name == name)
+    row = next(row for row in configs_of(name.split("_")[0]) if row.name == name)
     tensors, scalars, _ = PROBLEMS[row.op](row, np.random.default_rng(0))
     return emulate(PROGRAMS[row.op], *tensors, config=row, **scalars, **more)[1], tensors
 

@@ -7,14 +7,14 @@ import numpy as np
 import pytest
 import wavefronts
 
-from tileops_dsl import configs, emulate, emulate_program, output
+from tileops_dsl import emulate, emulate_program, output
 from tileops_dsl.emulate_problems import PROBLEMS
 from tileops_dsl.emulate_rows import decode
 from tileops_dsl.errors import TileError
-from tileops_dsl.kernels import MODULES, PROGRAMS
+from tileops_dsl.kernels import MODULES, PROGRAMS, configs_of
 
 GEMM = Path(MODULES["gemm"].__file__)
-ROW = next(row for row in configs.load("gemm") if row.name == "gemm_sm_90a_bf16_bf16_128x160x64_nt_alt")
+ROW = next(row for row in configs_of("gemm") if row.name == "gemm_sm_90a_bf16_bf16_128x160x64_nt_alt")
 
 
 @pytest.fixture
@@ -92,7 +92,7 @@ PRINTS = "                T.print(row * 2)\n                T.print(acc[70, 3])\
 ])  # fmt: skip
 def test_print_in_a_gemm(changed, capfd, name, threads):
     """Of each tile a line, from one thread: where in the program, what, and its value."""
-    row = next(row for row in configs.load("gemm") if row.name == name)
+    row = next(row for row in configs_of("gemm") if row.name == name)
     program, _ = changed("gemm", (LINES, PRINTS + LINES))
     tensors, scalars, _ = PROBLEMS["gemm"](row, np.random.default_rng(0))
     emulate(program, *tensors, config=row, multiprocessors=2, **scalars)
@@ -114,7 +114,7 @@ def test_print_in_a_gemm(changed, capfd, name, threads):
     ("softmax_sm_90a_bf16_bf16_v8_t128_r32x2x1", 33), ("softmax_sm_90a_bf16_bf16_v1_t256_r8x12x1_rows", 33),
 ])  # fmt: skip
 def test_print_in_a_row_kernel(changed, capfd, name, thread):
-    row = next(row for row in configs.load("softmax") if row.name == name)
+    row = next(row for row in configs_of("softmax") if row.name == name)
     copy = "            T.copy(x[batch, block * rows, 0], x_tile, fill=-T.infinity())\n"
     prints = "".join(f"            T.print({what})\n" for what in ("x_tile[1, 9]", "cols", "block * rows"))
     program, _ = changed("softmax", (copy, copy + prints))
@@ -129,7 +129,7 @@ def test_print_in_a_row_kernel(changed, capfd, name, thread):
 
 
 def test_a_library_has_no_print(changed):
-    row = next(row for row in configs.load("softmax") if row.name == "softmax_sm_90a_bf16_bf16_v8_t128_r32x2x1")
+    row = next(row for row in configs_of("softmax") if row.name == "softmax_sm_90a_bf16_bf16_v8_t128_r32x2x1")
     copy = "            T.copy(x[batch, block * rows, 0], x_tile, fill=-T.infinity())\n"
     program, _ = changed("softmax", (copy, copy + "            T.print(cols)\n"))
     kernel = output.compile_config(row, program=program)
@@ -146,7 +146,7 @@ def test_a_gpu_prints_what_the_emulator_prints(changed, capfd):
 
     if not torch.cuda.is_available() or torch.cuda.get_device_capability() != (9, 0):
         pytest.skip("no GPU of capability 9.0")
-    row = next(row for row in configs.load("gemm") if row.name == "gemm_sm_90a_bf16_bf16_128x192x64_nt")
+    row = next(row for row in configs_of("gemm") if row.name == "gemm_sm_90a_bf16_bf16_128x192x64_nt")
     program, _ = changed("gemm", (LINES, PRINTS + LINES))
     tensors, scalars, _ = PROBLEMS["gemm"](row, np.random.default_rng(0))
     kernel, held = emulate_program.bind(program, *tensors, config=row, **scalars), []

@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 import torch
 
-from tileops_dsl import configs, emulate, output
+from tileops_dsl import emulate, output
 from tileops_dsl.emulate_rows import decode, emulate_row, encode, error_bound, reference
+from tileops_dsl.kernels import configs_of
 
 DTYPES = ("bfloat16", "float16", "float32")
 KINDS = {
@@ -38,7 +39,7 @@ def compile_once():
 
 def smallest(op, dtypes, kind):
     """The row of that kind with the smallest tile."""
-    rows = [c for c in configs.load(op) if c.target == "sm_90a" and (c.x, c.y) == dtypes and KINDS[kind](c)]
+    rows = [c for c in configs_of(op) if c.target == "sm_90a" and (c.x, c.y) == dtypes and KINDS[kind](c)]
     return min(rows, key=lambda c: (c.tile[0] * c.tile[1], c.threads))
 
 

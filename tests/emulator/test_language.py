@@ -7,8 +7,8 @@ import pytest
 
 import tileops_dsl.language as T
 from tileops_dsl import emulate, output
-from tileops_dsl.configs import RowConfig
 from tileops_dsl.emulate_rows import decode, emulate_row, encode
+from tileops_dsl.kernels.row_config import RowConfig
 
 
 @pytest.fixture

@@ -10,9 +10,10 @@ import mutants
 import pytest
 
 from tileops_dsl import configs, output
+from tileops_dsl.kernels import configs_of
 
 TABLE = mutants.scores()
-ROWS = {op: configs.load(op) for op in library.OPS}
+ROWS = {op: configs_of(op) for op in library.OPS}
 TILED = ("gemm", "flash_attention")
 SCHEDULES = [name for name in library.all_schedules() if name.startswith(TILED)]
 FILES = sorted({(row.op, row.file) for op in ROWS if op not in TILED for row in ROWS[op]})

@@ -6,11 +6,11 @@ import itertools
 import numpy as np
 import pytest
 
-from tileops_dsl import configs, output
+from tileops_dsl import output
 from tileops_dsl.emulate_rows import decode, emulate_rows, encode, error_bound
-from tileops_dsl.kernels import MODULES
+from tileops_dsl.kernels import MODULES, configs_of
 
-ROWS = [row for row in configs.load("merge_attention") if row.target == "sm_90a"]
+ROWS = [row for row in configs_of("merge_attention") if row.target == "sm_90a"]
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -108,4 +108,4 @@ def test_nan_and_infinity_spoil_their_row_only():
 
 def test_the_configs_are_those_of_the_program():
     rows = [row for target in ("sm_90a", "portable") for row in MODULES["merge_attention"].configs(target)]
-    assert [row.name for row in configs.load("merge_attention")] == [row.name for row in rows]
+    assert [row.name for row in configs_of("merge_attention")] == [row.name for row in rows]

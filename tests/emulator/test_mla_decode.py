@@ -16,13 +16,13 @@ import torch
 
 import tileops_dsl.language as T
 from build_backend import checks, toolkit
-from tileops_dsl import configs, emulate
+from tileops_dsl import emulate
 from tileops_dsl.codegen import emit_roles, param_fields, params_header
-from tileops_dsl.kernels import MODULES
+from tileops_dsl.kernels import MODULES, configs_of
 from tileops_dsl.passes import run_passes
 from tileops_dsl.targets import TARGETS
 
-ROWS = configs.load("mla_decode")
+ROWS = configs_of("mla_decode")
 
 
 @pytest.fixture

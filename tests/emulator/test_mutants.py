@@ -5,6 +5,7 @@ import mutants
 import pytest
 
 from tileops_dsl.emulate import WORDS_TO_MUTATE
+from tileops_dsl.kernels.row_config import RowConfig
 
 TABLE = mutants.scores()
 AGAIN = "python tests/emulator/mutants.py is to run again"
@@ -25,7 +26,7 @@ def test_score(name):
 def test_the_table_is_of_the_texts():
     """Those of row-wise kernels; test_library.py looks at the others, which take long to compile."""
     for name, row in library.all_schedules().items():
-        if isinstance(row, library.configs.RowConfig):
+        if isinstance(row, RowConfig):
             assert len(mutants.of_kernel(library.Kernel(row))) == TABLE[name]["mutants"], f"{name}: {AGAIN}"
 
 

@@ -25,10 +25,10 @@ sys.path[:0] = [str(HERE.parents[1]), str(HERE.parent / "golden")]
 
 import launch  # noqa: E402
 
-from tileops_dsl import configs, emulate  # noqa: E402
+from tileops_dsl import emulate  # noqa: E402
 from tileops_dsl.emulate_problems import PROBLEMS  # noqa: E402
 from tileops_dsl.emulate_program import bind  # noqa: E402
-from tileops_dsl.kernels import PROGRAMS  # noqa: E402
+from tileops_dsl.kernels import PROGRAMS, configs_of  # noqa: E402
 
 WORK = HERE.parents[1] / "build" / "emulator" / "wavefronts"
 
@@ -147,7 +147,7 @@ KERNELS = {
 def bound(case: str):
     """The kernel of a case with its arguments, and the row of configs."""
     name, left_out = KERNELS[case]
-    row = next(row for op in PROBLEMS for row in configs.load(op) if row.name == name)
+    row = next(row for op in PROBLEMS for row in configs_of(op) if row.name == name)
     tensors, scalars, _ = PROBLEMS[row.op](row, np.random.default_rng(0))
     tensors = [None if i in left_out else tensor for i, tensor in enumerate(tensors)]
     return bind(PROGRAMS[row.op], *tensors, config=row, **scalars), row

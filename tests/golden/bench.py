@@ -16,7 +16,8 @@ import torch
 
 from benchmarks import results, timing
 from benchmarks.table import aligned
-from tileops_dsl import configs, output
+from tileops_dsl import output
+from tileops_dsl.kernels.gemm_config import GemmConfig
 
 HERE = Path(__file__).parent
 written = []  # what --out gets
@@ -58,7 +59,7 @@ def rows(label, flops, contestants, sets, calls, check):
 
 def generated_gemm():
     """What the compiler writes for the tile of gemm.cu, which has the same parameters."""
-    row = configs.GemmConfig("gemm", "sm_90a", "bfloat16", "bfloat16", (128, 256, 64), 4, 2, 8, 64)
+    row = GemmConfig("gemm", "sm_90a", "bfloat16", "bfloat16", (128, 256, 64), 4, 2, 8, 64)
     kernel, folder = output.compile_config(row), launch.CACHE / "generated"
     folder.mkdir(parents=True, exist_ok=True)
     (folder / f"{row.name}.cu").write_text(output.source_text([kernel]))

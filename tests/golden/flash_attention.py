@@ -10,7 +10,8 @@ from pathlib import Path
 import launch as gpu
 import torch
 
-from tileops_dsl import configs, output
+from tileops_dsl import output
+from tileops_dsl.kernels.flash_attention_config import AttentionConfig
 
 NAMES = {False: "flash_attention_full", True: "flash_attention_causal"}
 KEY_BLOCKS = {False: 160, True: 128}
@@ -59,7 +60,7 @@ def config(causal: bool, **changes):
     """The tile of the text by hand."""
     row = {"op": "flash_attention", "target": "sm_90a", "x": "bfloat16", "tile": (128, KEY_BLOCKS[causal], 128), "stages": 2}
     row |= {"causal": causal, **changes}
-    return configs.AttentionConfig(y=row["x"], **row)
+    return AttentionConfig(y=row["x"], **row)
 
 
 class Generated:

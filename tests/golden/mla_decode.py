@@ -12,7 +12,8 @@ from pathlib import Path
 import launch as driver
 import torch
 
-from tileops_dsl import configs, output
+from tileops_dsl import output
+from tileops_dsl.kernels import configs_of
 
 HERE = Path(__file__).parent
 PAGE, ROWS, DIM, DIM_V = 64, 64, 576, 512
@@ -70,7 +71,7 @@ class Generated:
     """The compiler's kernel of a configuration, which is written into `folder`."""
 
     def __init__(self, row=None, folder: Path = driver.CACHE / "generated"):
-        self.row = row or configs.load("mla_decode")[0]
+        self.row = row or configs_of("mla_decode")[0]
         made = output.compile_config(self.row)
         self.entry, self.path = made.entry, folder / f"{self.row.file}.cu"
         folder.mkdir(parents=True, exist_ok=True)

@@ -364,8 +364,8 @@ def test_what_cannot_be_forced():
 
 def test_choice_is_what_was_measured():
     """At each measured point: a kernel where one won, else eager PyTorch."""
-    configs, gains = pytest.importorskip("tileops_dsl.configs"), {}
-    for row in configs.load("flash_attention"):
+    kernels, gains = pytest.importorskip("tileops_dsl.kernels"), {}
+    for row in kernels.configs_of("flash_attention"):
         for at in row.measured:
             if at.gpu == torch.cuda.get_device_name():
                 dims = at.head_dim or row.tile[2], at.head_dim_v or row.head_dim_v

@@ -319,8 +319,8 @@ def test_what_cannot_be_forced(target):
 
 def test_choice_is_what_was_measured():
     """At each measured point: a kernel where one won, else eager PyTorch."""
-    configs, gains = pytest.importorskip("tileops_dsl.configs"), {}
-    for row in configs.load("gemm"):
+    kernels, gains = pytest.importorskip("tileops_dsl.kernels"), {}
+    for row in kernels.configs_of("gemm"):
         for at in row.measured:
             if at.gpu == torch.cuda.get_device_name():
                 point = row.x, row.y, row.transpose_a, row.transpose_b, at.batch * at.m, at.n, at.k, at.fused

@@ -1,9 +1,10 @@
 """CUDA text of row-wise kernels, in device words. What stands on one line of the program stands in one block of the text."""
 
+from collections.abc import Callable
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 
-from tileops_dsl import ir
+from tileops_dsl import ir, plan
 from tileops_dsl.codegen.expressions import CODES, CTYPES, statement
 from tileops_dsl.layouts import PerColumn, PerRow, VectorisedRows
 
@@ -14,6 +15,12 @@ class Emitter:
     lines: list[str] = field(default_factory=list)
     depth: int = 1
     sites: dict[int, str] = field(default_factory=dict)
+    body: Callable | None = None  # how statements are written, one behind the other
+
+    def definition(self, name: str, struct: str) -> str:
+        """Of the kernel, whose body has been written."""
+        head = f"TILEOPS_KERNEL({name}, {struct}, {plan.threads(self.kernel)}, {self.kernel.min_blocks}) {{"
+        return "\n".join([head, *self.lines, "}", ""])
 
     def line(self, code: str = "") -> None:
         self.lines.append("  " * self.depth + code if code else "")
@@ -26,10 +33,15 @@ class Emitter:
         self.depth -= 1
         self.line("}")
 
-    def loop(self, var: str, extent: int):
-        """An unrolled loop: its variable is a constant wherever it indexes registers."""
+    def loop(self, var: str, end, start=0, step: int = 1, unrolled: bool = True):
+        """Unrolled, its variable is a constant wherever it indexes registers."""
+        self.line("TILEOPS_UNROLL" if unrolled else "TILEOPS_NO_UNROLL")
+        return self.block(_head(var, end, start, step))
+
+    def each(self, code: str, var: str, end, start=0, step: int = 1) -> None:
+        """An unrolled loop over one statement."""
         self.line("TILEOPS_UNROLL")
-        return self.block(f"for (int {var} = 0; {var} < {extent}; ++{var})")
+        self.line(f"{_head(var, end, start, step)} {code}")
 
     def number(self, expr: ir.Expr) -> str:
         """The text of one that loads no fragment."""
@@ -50,13 +62,16 @@ class Emitter:
         return next(la for la in self.kernel.layouts.values() if isinstance(la, VectorisedRows))
 
 
+def _head(var: str, end, start, step: int) -> str:
+    return f"for (int {var} = {start}; {var} < {end}; {f'{var} += {step}' if step > 1 else f'++{var}'})"
+
+
 def emit_kernel(kernel: ir.Kernel, name: str, params: str) -> tuple[str, dict[int, str]]:
     """The definition of the kernel `name`, which takes the struct `params`, and the program's line for each site number."""
-    e = Emitter(kernel)
+    e = Emitter(kernel, body=_body)
     _prologue(e)
     _body(e, kernel.body)
-    head = f"TILEOPS_KERNEL({name}, {params}, {kernel.threads}, {kernel.min_blocks}) {{"
-    return "\n".join([head, *e.lines, "}", ""]), e.sites
+    return e.definition(name, params), e.sites
 
 
 def _prologue(e: Emitter) -> None:
@@ -265,10 +280,9 @@ def _row(t: VectorisedRows) -> str:
     return f"slot * {t.vector} + r" if t.lanes_on_rows else f"r * {t.slots} + slot"
 
 
-def serial(e: Emitter, stmt: ir.Serial, body=_body) -> None:
-    e.line("TILEOPS_NO_UNROLL")
-    with e.block(f"for (int {stmt.var} = 0; {stmt.var} < {e.number(stmt.extent)}; ++{stmt.var})"):
-        body(e, stmt.body)
+def serial(e: Emitter, stmt: ir.Serial) -> None:
+    with e.loop(stmt.var, e.number(stmt.extent), unrolled=False):
+        e.body(e, stmt.body)
 
 
 def _if(e: Emitter, stmt: ir.If) -> None:

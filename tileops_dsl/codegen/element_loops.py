@@ -66,17 +66,14 @@ def _loop(w: Writer, stmt: ir.Parallel, registers: int, start: str) -> None:
         target, at = ir.buffer_of(store.buffer).name, _register(w, store.buffer, start, "", stmt)
         shared = [] if w.blocks > 1 and not start and len(stmt.vars) == 2 else None
         values = [element(w, value, start, odd, stmt, shared) for odd in (("", " + 1") if pairs else ("",))]
-        head = f"for (int x = 0; x < {registers}; {'x += 2' if pairs else '++x'})"
         assignment = f"round_pair({target}, {at}, {', '.join(values)});" if pairs else f"{target}[{at}] = {values[0]};"
-        w.line("TILEOPS_UNROLL")
         if shared is None:
-            w.line(f"{head} {assignment}")
+            w.each(assignment, "x", registers, step=1 + pairs)
             continue
-        with w.block(head):
+        with w.loop("x", registers, step=1 + pairs):
             for number, word in enumerate(shared):
                 w.line(f"const float element_{number} = {word};")
-            w.line("TILEOPS_UNROLL")
-            w.line(f"for (int h = 0; h < {w.blocks}; ++h) {assignment}")
+            w.each(assignment, "h", w.blocks)
 
 
 def _register(w: Writer, tile: ir.Tile, start: str, odd: str | None, stmt: ir.Stmt) -> str:

@@ -61,5 +61,4 @@ def move(w: Writer, word: str, tile: ir.Buffer, fragment: str, first: str, q: st
     place = f"x / 2 % 2 * {8 * layout.box_columns} + (({q} * 4 + x / 4 * 2 + lane % 4 / 2) ^ lane / {turn}) * 4"
     registers = "x" if first == "0" else f"{first} + x"
     ends = f"{fragment}, {registers}, {row}, {place}" if word == "load" else f"{row}, {place}, {fragment}, {registers}"
-    w.line("TILEOPS_UNROLL")
-    w.line(f"for (int x = 0; x < 8; x += 2) {word}_shared<2>({ends}, {w.site(stmt)});")
+    w.each(f"{word}_shared<2>({ends}, {w.site(stmt)});", "x", 8, step=2)

@@ -1,7 +1,5 @@
 """CUDA text of products without warp groups: cp.async, ldmatrix, mma.sync."""
 
-from functools import partial
-
 from tileops_dsl import ir, plan
 from tileops_dsl.codegen import portable_fragments
 from tileops_dsl.codegen.cuda import fill, serial
@@ -17,7 +15,8 @@ from tileops_dsl.schedule import Advance, Commit, Issue, Land, Multiply, Operand
 
 def emit_threads(kernel: ir.Kernel, name: str, struct: str) -> tuple[str, dict[int, str]]:
     """The definition of the kernel `name`, which takes a `struct`, and the program's line for each site number."""
-    w = Writer(kernel, role=kernel.roles[0], fragments=portable_fragments, statements={**STATEMENTS, **OF_THREADS})
+    statements = STATEMENTS | OF_THREADS
+    w = Writer(kernel, role=kernel.roles[0], fragments=portable_fragments, statements=statements, body=body)
     w.line("const int thread = thread_index();")
     w.line("const int lane = thread % 32;")
     (gemm,) = (s for s in ir.walk(kernel.body) if isinstance(s, ir.Gemm))
@@ -33,13 +32,10 @@ def emit_threads(kernel: ir.Kernel, name: str, struct: str) -> tuple[str, dict[i
                 w.line(f"const int {buffer.name}_offset = {portable_fragments.offset(w, layout)};")
     count_tiles(w)
     for buffer in (b for b in kernel.layouts if b.scope == "fragment"):
-        w.quote(w.allocation(buffer))
-        w.line(f"Fragment<{CTYPES[buffer.dtype]}, {plan.registers(kernel, buffer)}> {buffer.name};")
+        w.declare_fragment(buffer)
     _declare_operands(w, gemm)
     body(w, kernel.roles[0].body)
-    head = f"// {kernel.location}: {kernel.location.text}"
-    opening = f"TILEOPS_KERNEL({name}, {struct}, {kernel.threads}, {kernel.min_blocks}) {{"
-    return "\n".join([head, opening, *w.lines, "}", ""]), w.sites
+    return f"// {kernel.location}: {kernel.location.text}\n" + w.definition(name, struct), w.sites
 
 
 def _declare_operands(w: Writer, gemm: ir.Gemm) -> None:
@@ -75,9 +71,7 @@ def _operands(w: Writer, stmt: Operands) -> None:
         rows = str(stmt.step * 16 * layout.box_columns) if mn_major else f"x * {width * layout.box_columns}"
         at = f"{_columns_on(layout, f'{tile.name}_from', columns)} + {rows}"
         start = f"{tile.name} + stage * {layout.bytes // layout.element_bytes}"
-        w.line("TILEOPS_UNROLL")
-        word = f"load_matrix<4{', true' * mn_major}>({part}, x * 8, {start} + {at}, {w.site(stmt)});"
-        w.line(f"for (int x = 0; x < {count}; ++x) {word}")
+        w.each(f"load_matrix<4{', true' * mn_major}>({part}, x * 8, {start} + {at}, {w.site(stmt)});", "x", count)
 
 
 def _columns_on(layout: SharedTile, start: str, columns: str) -> str:
@@ -92,10 +86,8 @@ def _columns_on(layout: SharedTile, start: str, columns: str) -> str:
 def _multiply(w: Writer, stmt: Multiply) -> None:
     c, gemm, held = warps(w), stmt.op, stmt.step % 2
     with w.loop("y", c.blocks[1]):
-        w.line("TILEOPS_UNROLL")
         operands = f"{gemm.a.name}_part[{held}], x * 8, {gemm.b.name}_part[{held}], y * 4"
-        word = f"mma({gemm.c.name}, (y * {c.blocks[0]} + x) * 4, {operands}, {w.site(stmt)});"
-        w.line(f"for (int x = 0; x < {c.blocks[0]}; ++x) {word}")
+        w.each(f"mma({gemm.c.name}, (y * {c.blocks[0]} + x) * 4, {operands}, {w.site(stmt)});", "x", c.blocks[0])
 
 
 def _pipelined(w: Writer, stmt: ir.Pipelined) -> None:
@@ -119,5 +111,5 @@ OF_THREADS = {
     ir.Copy: _copy,
     ir.Fill: fill,
     ir.Pipelined: _pipelined,
-    ir.Serial: partial(serial, body=body),
+    ir.Serial: serial,
 }

@@ -39,5 +39,4 @@ def move(w: Writer, word: str, tile: ir.Buffer, fragment: str, first: str, q: st
     at = f"(x / 4 * 16 + x / 2 % 2 * 8) * {layout.box_columns}"
     registers = "x" if first == "0" else f"{first} + x"
     ends = f"{fragment}, {registers}, {row}, {at}" if word == "load" else f"{row}, {at}, {fragment}, {registers}"
-    w.line("TILEOPS_UNROLL")
-    w.line(f"for (int x = 0; x < {w.span(8 * warps(w).across)}; x += 2) {word}_shared<2>({ends}, {w.site(stmt)});")
+    w.each(f"{word}_shared<2>({ends}, {w.site(stmt)});", "x", w.span(8 * warps(w).across), step=2)

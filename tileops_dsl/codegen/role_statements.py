@@ -1,21 +1,18 @@
 """The text of each statement of a role, in device words."""
 
-from contextlib import nullcontext
-from dataclasses import replace
 from itertools import takewhile
 
 from tileops_dsl import ir, plan
 from tileops_dsl.codegen.cuda import fill, printed
 from tileops_dsl.codegen.element_loops import chunks, parallel, reduce
 from tileops_dsl.codegen.moves import copy, issue_copy
+from tileops_dsl.codegen.products import product, settle
 from tileops_dsl.codegen.writer import Writer
-from tileops_dsl.instruction_layouts import Operand, Swizzle
 from tileops_dsl.schedule import Advance, Alone, At, Await, Chunks, Fence, Issue, Meet, One, Retire, Signal, Sync, Unrolled
-
-SWIZZLES = {Swizzle.B128: "k128", Swizzle.B64: "k64", Swizzle.B32: "k32"}
 
 
 def body(w: Writer, stmts, spaced: bool = False) -> None:
+    """What a group computed for products, up to the next wait, is in its registers before the first of them."""
     stmts, flying = list(_unfolded(stmts)), False
     while stmts:
         run = _alternatives(stmts)
@@ -23,10 +20,11 @@ def body(w: Writer, stmts, spaced: bool = False) -> None:
             w.line()
         w.quote(stmts[0].location)
         if _is_product(stmts[0]) and not flying:
-            _settle(w, stmts)
+            begun = [s.op for s in takewhile(lambda s: not _lands(s), stmts) if _is_product(s)]
+            settle(w, [gemm for gemm in begun if gemm.a.scope == "fragment"])
         flying = _is_product(stmts[0]) or (flying and not _lands(stmts[0]))
         if isinstance(stmts[0], ir.If):
-            _if(w, run)
+            alternatives(w, run)
         else:
             w.statements[type(stmts[0])](w, stmts[0])
         del stmts[: len(run)]
@@ -49,14 +47,6 @@ def _lands(stmt: ir.Stmt) -> bool:
     return isinstance(stmt, Retire) and stmt.kind == "product"
 
 
-def _settle(w: Writer, stmts) -> None:
-    """What the group computed for the products that begin here, up to the next wait, is in its registers before the first."""
-    for stmt in takewhile(lambda s: not _lands(s), stmts):
-        if _is_product(stmt) and stmt.op.a.scope == "fragment":
-            for tile in (stmt.op.c, stmt.op.a):
-                w.line(f"fence_operand({tile.name});")
-
-
 def _alternatives(stmts: list[ir.Stmt]) -> list[ir.Stmt]:
     """The first statement; with it, conditions that exclude each other: one number compared with different constants."""
 
@@ -69,14 +59,16 @@ def _alternatives(stmts: list[ir.Stmt]) -> list[ir.Stmt]:
     return run if len(set(constants)) == len(run) > 1 and all(isinstance(c, ir.Const) for c in constants) else stmts[:1]
 
 
-def _if(w: Writer, run: list[ir.If]) -> None:
+def alternatives(w: Writer, run: list[ir.If]) -> None:
     """A switch; without the last comparison where only one value is left: its registers would be copied for none of them."""
     for number, stmt in enumerate(run):
         rest = number and stmt is run[-1] and _exhausts(w, run)
         w.line("} else {" if rest else f"{'} else ' if number else ''}if ({w.number(stmt.condition)}) {{")
         w.depth += 1
         w.conditions.append(stmt.condition)
-        body(w, stmt.body)
+        with w.scope():
+            w.name_numbers(stmt.body)
+            w.body(w, stmt.body)
         w.conditions.pop()
         w.depth -= 1
     w.line("}")
@@ -114,8 +106,9 @@ def _persistent(w: Writer, stmt: ir.Persistent) -> None:
             w.line(f"const int {column} = {of_place};")
         else:
             _sections(w, stmt)
-        w.declare(stmt.body, of_tile=True)
-        body(w, stmt.body, spaced=True)
+        with w.scope(*stmt.vars):
+            w.name_numbers(stmt.body)
+            body(w, stmt.body, spaced=True)
 
 
 def _sections(w: Writer, stmt: ir.Persistent) -> None:
@@ -133,12 +126,13 @@ def _sections(w: Writer, stmt: ir.Persistent) -> None:
     w.line(f"const int {column} = rest / height;")
 
 
-def _pipelined(w: Writer, stmt: ir.Pipelined) -> None:
+def pipelined(w: Writer, stmt: ir.Pipelined) -> None:
     if w.late:
         w.line("int before = 0;")
-    w.line("TILEOPS_NO_UNROLL")
-    with w.block(f"for (int {stmt.var} = {w.number(stmt.start)}; {stmt.var} < {w.number(stmt.extent)}; ++{stmt.var})"):
-        body(w, stmt.body)
+    start, end = w.number(stmt.start), w.number(stmt.extent)
+    with w.loop(stmt.var, end, start, stmt.step, unrolled=False), w.scope(stmt.var):
+        w.name_numbers(stmt.body)
+        w.body(w, stmt.body)
 
 
 def _alone(w: Writer, stmt: Alone) -> None:
@@ -148,7 +142,8 @@ def _alone(w: Writer, stmt: Alone) -> None:
 
 
 def _meet(w: Writer, stmt: Meet) -> None:
-    w.line(f"named_barrier_{'sync' if stmt.waits else 'arrive'}({w.number(stmt.number)}, 256, {w.site(stmt)});")
+    number = w.number(stmt.number) if isinstance(stmt.number, ir.Expr) else stmt.number
+    w.line(f"named_barrier_{'sync' if stmt.waits else 'arrive'}({number}, 256, {w.site(stmt)});")
 
 
 def _advance(w: Writer, stmt: Advance) -> None:
@@ -174,75 +169,14 @@ def _one(w: Writer, stmt: One) -> None:
         body(w, stmt.body)
 
 
-def _product(w: Writer, stmt: Issue) -> None:
-    gemm = stmt.op
-    several = sum(isinstance(s, ir.Gemm) for s in ir.walk(w.kernel.body)) > 1  # each has its names for itself
-    with w.block("") if several else nullcontext():
-        operands, b = operand_a(w, gemm), Operand(w.kernel.layouts[gemm.b], not gemm.transpose_b)
-        matrix(w, "b", gemm.b, b, "")
-        operands += f", b + {step(b)}"
-        w.line(f"wgmma_fence({w.site(stmt)});")
-        to = f"h * {w.span(gemm.c.shape[1])}" if w.blocks > 1 else "0"
-        word = f"wgmma<{gemm.c.shape[1]}>({gemm.c.name}, {to}, {operands}, {accumulate(w, gemm.clear)}, {w.site(stmt)});"
-        w.line("TILEOPS_UNROLL")
-        if w.blocks == 1:
-            w.line(f"for (int q = 0; q < {b.steps}; ++q) {word}")
-        else:
-            with w.block(f"for (int q = 0; q < {b.steps}; ++q)"), w.of_blocks():
-                w.line(word)
-        w.line(f"wgmma_commit({w.site(stmt)});")
-
-
-def operand_a(w: Writer, gemm: ir.Gemm) -> str:
-    """Of instruction q: 8 registers, or the group's rows of a tile that is declared here."""
-    if gemm.a.scope == "fragment":
-        return f"{gemm.a.name}, {f'h * {w.span(gemm.a.shape[1])} + ' if w.blocks > 1 else ''}q * {w.span(16)}"
-    a = Operand(plan.tile_layout(w.kernel, gemm.a), gemm.transpose_a)
-    rows = f" + (group - {w.role.groups[0]}) * {w.blocks * a.group_bytes // a.tile.element_bytes}"
-    matrix(w, "a", gemm.a, a, rows if plan.divides_rows(w.kernel) else "")
-    return f"a{f' + h * {a.group_bytes}' if w.blocks > 1 else ''} + {step(a)}"
-
-
-def matrix(w: Writer, name: str, tile: ir.Tile, operand: Operand, rows: str) -> None:
-    layout = operand.tile
-    leading = f", {operand.leading}" if operand.mn_major else ""
-    template = f"Swizzle::{SWIZZLES[layout.swizzle]}, Major::{'kMN' if operand.mn_major else 'kK'}, {operand.stride}{leading}"
-    w.line(f"const auto {name} = matrix_at<{template}>({w.start(tile)}{rows});")
-
-
-def step(operand: Operand) -> str:
-    """Bytes to the operand of instruction q: within a box, then from box to box."""
-    if all(operand.advance(q) == q * operand.advance(1) for q in range(operand.steps)):
-        return f"q * {operand.advance(1)}"
-    in_box = operand.tile.swizzle.row_bytes // 32
-    return f"(q / {in_box} * {operand.advance(in_box)} + q % {in_box} * {operand.advance(1)})"
-
-
-def accumulate(w: Writer, clear: ir.Expr) -> str:
-    match clear:
-        case ir.Const(value=clears):
-            return "q > 0" if clears else "true"
-        case ir.Call(op="eq", args=(ir.Var() as var, ir.Const(value=0))):
-            return f"{var} + q > 0"
-        case ir.Call(op="eq"):
-            return f"q > 0 || {w.number(replace(clear, op='ne'))}"
-    return f"q > 0 || !({w.number(clear)})"
-
-
-def wait(w: Writer, stmt: Retire) -> None:
+def retire(w: Writer, stmt: Retire) -> None:
     """What was computed since the products began is done by then."""
     word = {"product": "wgmma_wait", "read": "store_wait_read", "store": "store_wait"}[stmt.kind]
     if stmt.after:  # the word wants a number that is never negative
         elements = [f"{vector.name}[{x}]" for vector in stmt.after for x in range(plan.registers(w.kernel, vector))]
         w.line(f"before_wait({' + '.join(f'{e} * {e}' for e in elements)}, {w.site(stmt)});")
     w.line(f"{word}<{stmt.pending}>({w.site(stmt)});")
-
-
-def _retire(w: Writer, stmt: Retire) -> None:
-    """Registers of products are touched behind the wait only."""
-    wait(w, stmt)
-    for tile in dict.fromkeys(tile for gemm in stmt.of for tile in (gemm.c, gemm.a) if tile.scope == "fragment"):
-        w.line(f"fence_operand({tile.name});")
+    settle(w, stmt.of)
 
 
 def _await(w: Writer, stmt: Await) -> None:
@@ -281,10 +215,10 @@ STATEMENTS = {
     Await: _await,
     Chunks: chunks,
     Fence: lambda w, stmt: w.line(f"fence_async_shared({w.site(stmt)});"),
-    Issue: lambda w, stmt: (_product if isinstance(stmt.op, ir.Gemm) else issue_copy)(w, stmt),
+    Issue: lambda w, stmt: (product if isinstance(stmt.op, ir.Gemm) else issue_copy)(w, stmt),
     Meet: _meet,
     One: _one,
-    Retire: _retire,
+    Retire: retire,
     Signal: _signal,
     Sync: lambda w, stmt: w.line(f"named_barrier_sync(group, 128, {w.site(stmt)});"),
     Unrolled: _unrolled,
@@ -292,7 +226,7 @@ STATEMENTS = {
     ir.Fill: fill,
     ir.Parallel: parallel,
     ir.Persistent: _persistent,
-    ir.Pipelined: _pipelined,
+    ir.Pipelined: pipelined,
     ir.Print: _print,
     ir.Reduce: reduce,
 }

@@ -4,10 +4,9 @@ from contextlib import nullcontext
 from itertools import groupby
 
 from tileops_dsl import ir, plan
-from tileops_dsl.codegen import group_fragments, groups
+from tileops_dsl.codegen import group_fragments, groups, role_statements
 from tileops_dsl.codegen.arithmetic import arithmetic, ceil_divided
 from tileops_dsl.codegen.expressions import CTYPES
-from tileops_dsl.codegen.role_statements import STATEMENTS, body
 from tileops_dsl.codegen.writer import Writer
 from tileops_dsl.instruction_layouts import SharedTile
 from tileops_dsl.schedule import Await, Role
@@ -16,13 +15,10 @@ from tileops_dsl.schedule import Await, Role
 def emit_roles(kernel: ir.Kernel, name: str, struct: str) -> tuple[str, dict[int, str]]:
     """The definition of the kernel `name`, which takes a `struct`, and the program's line for each site number."""
     of_groups = plan.feeds_itself(kernel)
-    kind, statements = (groups.GroupWriter, groups.STATEMENTS) if of_groups else (Writer, STATEMENTS)
-    w = kind(kernel, fragments=group_fragments, statements=statements)
+    how = groups if of_groups else role_statements
+    w = Writer(kernel, fragments=group_fragments, statements=how.STATEMENTS, body=how.body)
     _frame(w)
-    if of_groups:
-        groups.declare(w)
-    else:
-        count_tiles(w)
+    (groups.declare if of_groups else count_tiles)(w)
     for i, role in enumerate(kernel.roles):
         w.line("} else {" if i else f"if (group == {role.groups[0]}) {{")
         w.depth, w.role = w.depth + 1, role
@@ -34,9 +30,7 @@ def emit_roles(kernel: ir.Kernel, name: str, struct: str) -> tuple[str, dict[int
     w.line("}")
     if kernel.ctas > 1:
         w.line(f"cluster_sync({w.site_at(kernel.location)});  // nobody leaves while a peer may arrive")
-    head = f"// {kernel.location}: {kernel.location.text}"
-    opening = f"TILEOPS_KERNEL({name}, {struct}, {plan.threads(kernel)}, {kernel.min_blocks}) {{"
-    return "\n".join([head, opening, *w.lines, "}", ""]), w.sites
+    return f"// {kernel.location}: {kernel.location.text}\n" + w.definition(name, struct), w.sites
 
 
 def _frame(w: Writer) -> None:
@@ -71,7 +65,7 @@ def count_tiles(w: Writer) -> None:
     w.line(f"const int rows = {arithmetic(kernel, ceil_divided(rows, ctas))};")
     w.line(f"const int columns = {arithmetic(kernel, columns)};")
     w.line(f"const int tiles = {''.join(f'{arithmetic(kernel, item, 3)} * ' for item in items)}rows * columns;")
-    w.declare([s for role in kernel.roles for s in role.body], of_tile=False)
+    w.name_numbers([s for role in kernel.roles for s in role.body])
     w.line(f"const int first = static_cast<int>(block_index_x()){f' / {ctas}' if ctas > 1 else ''};")
     w.line(f"const int clusters = static_cast<int>(grid_size_x()){f' / {ctas}' if ctas > 1 else ''};")
     w.line()
@@ -90,7 +84,7 @@ def _producer(w: Writer, role: Role) -> None:
     where = w.kernel.location
     with w.block(f"if (warp_index() == {role.warp} && elect_one({w.site_at(where)}))"):
         _declare_progress(w, [b for b in w.kernel.barriers if b.common])
-        body(w, role.body)
+        w.body(w, role.body)
     w.line(f"sync_warp({w.site_at(where)});")
 
 
@@ -112,12 +106,11 @@ def _consumer(w: Writer, role: Role) -> None:
         w.line(f"const auto {b.name} = shared<mbarrier>({b.offset}) + (group - {first}) * {b.ring.stages};")
     used = {buffer for stmt in role.body for buffer in plan.named(stmt)}
     for buffer in (b for b in kernel.layouts if b.scope == "fragment" and b in used):
-        w.quote(w.allocation(buffer))
-        w.line(f"Fragment<{CTYPES[buffer.dtype]}, {plan.registers(kernel, buffer)}> {buffer.name};")
+        w.declare_fragment(buffer)
     waits = {s.barrier for s in ir.walk(role.body) if isinstance(s, Await)}
     _declare_progress(w, [b for b in kernel.barriers if b.name in waits])
     start = len(w.lines)
-    (groups.body if plan.feeds_itself(kernel) else body)(w, role.body)
+    w.body(w, role.body)
     numbers = {"own_row": f"{group_fragments.own_row(w)};  // the thread's first one of a tile"}
     for buffer, layout in kernel.layouts.items():
         if plan.is_common(kernel, buffer) and isinstance(layout, SharedTile):

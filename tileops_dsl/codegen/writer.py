@@ -1,23 +1,30 @@
 """The text of a kernel with roles while it is written."""
 
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import cached_property
 from types import ModuleType
 
 from tileops_dsl import ir, plan
 from tileops_dsl.codegen.arithmetic import arithmetic
-from tileops_dsl.codegen.cuda import Emitter
-from tileops_dsl.schedule import Barrier, Ring, Role, Signal, op_of
+from tileops_dsl.codegen.cuda import Emitter, terms
+from tileops_dsl.codegen.expressions import CTYPES
+from tileops_dsl.schedule import At, Barrier, Ring, Role, Signal, op_of
 
 
 @dataclass
 class Writer(Emitter):
+    """A number has a name from where its loop variables have a value: another one where they have another (At)."""
+
     role: Role | None = None  # whose body is being written
     quoted: ir.Location | None = None
     conditions: list[ir.Expr] = field(default_factory=list)  # that hold here
     fragments: ModuleType | None = None  # group_fragments or portable_fragments: how fragments lie
     statements: dict | None = None  # how each kind of statement is written
+    declared: dict[ir.Expr, ir.Var] = field(default_factory=dict)  # numbers that have a name here
+    bound: set[ir.Var] = field(default_factory=set)  # loop variables that have a value
+    flying: tuple[ir.Gemm, ...] = ()  # products of T.ws that may be unfinished
+    following: ir.Stmt | None = None  # in T.ws, behind the one that is being written
 
     def quote(self, location: ir.Location) -> None:
         """The program's line above its block; once where several blocks follow each other."""
@@ -29,31 +36,59 @@ class Writer(Emitter):
         return arithmetic(self.kernel, self.named(expr), outer)
 
     def named(self, expr: ir.Expr) -> ir.Expr:
-        return ir.replaced(expr, self.names)
+        return ir.replaced(expr, self.declared)
 
     @cached_property
-    def names(self) -> dict[ir.Expr, ir.Var]:
-        """Of numbers that are computed once: how often loops run, and quotients of run-time numbers, which take long. The
-        author's names come first, each behind those that it is made of.
+    def names(self) -> dict[ir.Expr, str]:
+        """Of numbers that are computed once: elements of tensors, what the author named, and of standard programs how often
+        loops run and quotients of run-time numbers, which take long. Each behind those that it is made of.
         """
-        given = {expr: ir.Var(expr.dtype, name) for expr, name in self.kernel.named.items()}
-        loops = [s for s in ir.walk(self.kernel.body) if isinstance(s, ir.Pipelined) and s.extent not in given]
-        found = {
-            "steps": dict.fromkeys(loop.extent for loop in loops if not isinstance(loop.extent, ir.Const)),
-            "quotient": dict.fromkeys(q for s in ir.walk(self.kernel.body) for e in ir.exprs_of(s) for q in _quotients(e)),
-        }
-        named = [(e, f"{name}_{n}" if n > 1 else name) for name, exprs in found.items() for n, e in enumerate(exprs, 1)]
-        return given | {expr: ir.Var(expr.dtype, name) for expr, name in named}
+        body, given, names = list(ir.walk(self.kernel.body)), self.kernel.named, {}
+        exprs = {e for s in body for x in ir.exprs_of(s) for e in ir.subexprs(x)}
+        for expr in sorted((e for e in exprs if isinstance(e, ir.Element) and e not in given), key=str):
+            name = "_".join([expr.tensor.name, *(str(i) for i in expr.indices if isinstance(i, ir.Const))])
+            names[expr] = name + f"_{len(names)}" * (name in names.values())
+        names |= given
+        if plan.feeds_itself(self.kernel):
+            return dict(sorted(names.items(), key=lambda item: len(list(ir.subexprs(item[0])))))
+        steps = [s.extent for s in body if isinstance(s, ir.Pipelined) and not isinstance(s.extent, ir.Const)]
+        quotients = [q for s in body for e in ir.exprs_of(s) for q in _quotients(e)]
+        for name, found in (("steps", steps), ("quotient", quotients)):
+            new = (expr for expr in dict.fromkeys(found) if expr not in given)
+            names |= {expr: f"{name}_{n}" if n > 1 else name for n, expr in enumerate(new, 1)}
+        return names
 
-    def declare(self, body, of_tile: bool) -> None:
-        """The named numbers that statements use, for one tile or for all tiles alike."""
-        tiles = set(plan.tile_loop(self.kernel).vars)
-        used = {e for s in ir.walk(body) for x in ir.exprs_of(op_of(s)) for e in ir.subexprs(x)}
-        earlier: dict[ir.Expr, ir.Var] = {}
+    def name_numbers(self, stmts) -> None:
+        """Those that the statements and what stands in them use, as far as their variables have a value."""
+        loops = [s for s in ir.walk(self.kernel.body) if isinstance(s, ir.Pipelined | ir.Persistent)]
+        variables = {var for s in loops for var in (s.vars if isinstance(s, ir.Persistent) else [s.var])}
+        used = _used(stmts)
         for expr, name in self.names.items():
-            if expr in used and of_tile is not tiles.isdisjoint(ir.subexprs(expr)):
-                self.line(f"const int {name} = {arithmetic(self.kernel, ir.replaced(expr, earlier))};")
-                earlier[expr] = name
+            if expr not in used or expr in self.declared or not variables.intersection(ir.subexprs(expr)) <= self.bound:
+                continue
+            ctype = CTYPES[expr.dtype]
+            if isinstance(expr, ir.Element):
+                pointer, at = f"global<{ctype}>(p.{expr.tensor.name})", self.offset(expr.tensor, expr.indices)
+                self.line(f"Fragment<{ctype}, 1> {name};")
+                self.line(f"load_global<1>({name}, 0, {pointer}, {at}, {self.site_at(self.kernel.location)});")
+                name = f"{name}[0]"
+            else:
+                self.line(f"const {ctype} {name} = {self.number(expr)};")
+            self.declared[expr] = ir.Var(expr.dtype, name)
+
+    def offset(self, tensor: ir.Tensor, indices) -> str:
+        """The last dimension has unit stride."""
+        *outer, last = (self.number(i, 3) for i in indices)
+        return " + ".join([*terms(tensor, outer), *[last] * (last != "0" or not outer)])
+
+    @contextmanager
+    def scope(self, *variables: ir.Var):
+        """Names that are made here end here; the variables have a value of their own, and what is made of them another one."""
+        outside = self.declared, self.bound
+        self.declared = {e: name for e, name in self.declared.items() if not {*variables} & {*ir.subexprs(e)}}
+        self.bound = self.bound | {*variables}
+        yield
+        self.declared, self.bound = outside
 
     def span(self, columns: int) -> int:
         """Registers of so many columns of a fragment, in one block of its rows."""
@@ -73,6 +108,10 @@ class Writer(Emitter):
 
     def allocation(self, buffer: ir.Buffer) -> ir.Location:
         return next(s.location for s in ir.walk(self.kernel.body) if isinstance(s, ir.Alloc) and s.buffer == buffer)
+
+    def declare_fragment(self, buffer: ir.Buffer) -> None:
+        self.quote(self.allocation(buffer))
+        self.line(f"Fragment<{CTYPES[buffer.dtype]}, {plan.registers(self.kernel, buffer)}> {buffer.name};")
 
     def phase(self, ring: Ring) -> str:
         """A register of the role, as many bits as the ring has phases at a time."""
@@ -108,6 +147,16 @@ class Writer(Emitter):
     def slot(self, barrier: Barrier) -> str:
         """The barrier of the present stage."""
         return barrier.name if barrier.ring.stages == 1 else f"{barrier.name} + {self.index(barrier.ring)}"
+
+
+def _used(stmts) -> set[ir.Expr]:
+    """Expressions, but those that are made of a variable which has another value where they stand."""
+    found: set[ir.Expr] = set()
+    for stmt in stmts:
+        inner = _used(getattr(stmt, "body", ()))
+        found |= {e for e in inner if stmt.var not in ir.subexprs(e)} if isinstance(stmt, At) else inner
+        found |= {e for x in ir.exprs_of(op_of(stmt)) for e in ir.subexprs(x)}
+    return found
 
 
 def _quotients(expr: ir.Expr):

@@ -9,7 +9,7 @@ score without a value, which counts in lse; softcap c, by which a scaled score s
 import math
 
 import tileops_dsl.language as T
-from tileops_dsl.configs import AttentionConfig
+from tileops_dsl.kernels.flash_attention_config import AttentionConfig
 
 
 def flash_attention(config: AttentionConfig):

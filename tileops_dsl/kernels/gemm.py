@@ -4,7 +4,7 @@ A transposed operand is stored the other way round: a [K, M]; b [N, K], as torch
 """
 
 import tileops_dsl.language as T
-from tileops_dsl.configs import GemmConfig
+from tileops_dsl.kernels.gemm_config import GemmConfig
 
 ACTIVATIONS = {1: T.relu, 2: T.gelu, 3: T.gelu_tanh, 4: T.silu}
 

@@ -8,7 +8,7 @@ A side whose LSE is -inf saw no key and counts for nothing, whatever its `out` h
 import math
 
 import tileops_dsl.language as T
-from tileops_dsl.configs import RowConfig
+from tileops_dsl.kernels.row_config import RowConfig
 
 LOG2E, LN2 = math.log2(math.e), math.log(2)
 

@@ -6,8 +6,8 @@ page of a pair and the left half of o, group 1 the others. Each half takes its g
 """
 
 import tileops_dsl.language as T
-from tileops_dsl.configs import MlaConfig
 from tileops_dsl.kernels import attention as steps
+from tileops_dsl.kernels.mla_decode_config import MlaConfig
 
 
 def mla_decode(config: MlaConfig):

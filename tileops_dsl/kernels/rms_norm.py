@@ -6,7 +6,7 @@ Along the last dimension, in float32; rounded once at the end and, with round_be
 import math
 
 import tileops_dsl.language as T
-from tileops_dsl.configs import RowConfig
+from tileops_dsl.kernels.row_config import RowConfig
 
 LOG2E = math.log2(math.e)
 

@@ -6,7 +6,7 @@ A row that is all -inf, or holds +inf or NaN, becomes NaN, as in PyTorch.
 import math
 
 import tileops_dsl.language as T
-from tileops_dsl.configs import RowConfig
+from tileops_dsl.kernels.row_config import RowConfig
 
 LOG2E = math.log2(math.e)
 

@@ -1,0 +1,21 @@
+"""The configuration of mla_decode."""
+
+from dataclasses import dataclass
+
+from tileops_dsl.configs import SHORT, Config
+
+
+@dataclass(frozen=True)
+class MlaConfig(Config):
+    """MLA decode. `tile`: rows (queries and heads), tokens of a page, columns of a key, columns of a value."""
+
+    tile: tuple[int, int, int, int]
+
+    table = None  # the operator does not call it yet
+    facts = ("tile",)
+    dtypes = property(lambda self: (SHORT[self.x],))  # one for all
+
+    @property
+    def name(self) -> str:
+        """mla_decode_sm_90a_bf16_64x64x576x512."""
+        return "_".join((self.op, self.target, *self.dtypes, "x".join(map(str, self.tile))))
