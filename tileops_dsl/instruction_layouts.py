@@ -82,11 +82,8 @@ class WarpAccumulators(_Accumulators):
             raise ValueError(f"{self!r}: each warp needs blocks of 16 rows and 8 columns")
 
     threads = property(lambda self: WARP * self.down * self.across)
-
-    @property
-    def blocks(self) -> tuple[int, int]:
-        """Of a warp: 16 rows, 8 columns each."""
-        return self.rows // self.down // 16, self.columns // self.across // 8
+    # Of a warp: 16 rows, 8 columns each.
+    blocks = property(lambda self: (self.rows // self.down // 16, self.columns // self.across // 8))
 
     def place(self, index: tuple[int, int]) -> tuple[set[int], int]:
         row, column = index
@@ -112,11 +109,8 @@ class Swizzle(Enum):
     B128 = 128
 
     row_bytes = property(lambda self: self.value)
-
-    @property
-    def alignment(self) -> int:
-        """Bytes of 8 rows, and what a tile must be aligned to, so that the address decides as the offset does."""
-        return 8 * self.value
+    # Bytes of 8 rows, and what a tile must be aligned to, so that the address decides as the offset does.
+    alignment = property(lambda self: 8 * self.value)
 
     def permute(self, offset: int) -> int:
         """A byte offset: bits 4, 4..5 or 4..6 are xored with as many bits from bit 7 on (which number 128-byte lines)."""
@@ -165,26 +159,21 @@ class Operand:
         if self.k * self.tile.element_bytes % 32:
             raise ValueError(f"{self!r}: the extent of K must be a multiple of 32 bytes")
 
+    bare = property(lambda self: self.tile.swizzle is Swizzle.NONE)
     k = property(lambda self: self.tile.rows if self.mn_major else self.tile.columns)
-
-    @property
-    def steps(self) -> int:
-        """Instructions, each of which takes 32 bytes of K."""
-        return self.k * self.tile.element_bytes // 32
+    steps = property(lambda self: self.k * self.tile.element_bytes // 32)  # instructions, each of which takes 32 bytes of K
 
     @property
     def stride(self) -> int:
         """Bytes between groups of 8 rows; MN-major without a swizzle: between groups of 8 columns."""
-        bare = self.tile.swizzle is Swizzle.NONE
-        return self.tile.box_bytes if self.mn_major and bare else self.tile.swizzle.alignment
+        return self.tile.box_bytes if self.mn_major and self.bare else self.tile.swizzle.alignment
 
     @property
     def leading(self) -> int:
         """MN-major: bytes between boxes, without a swizzle between 8 rows. K-major: between boxes, with a swizzle unused."""
-        bare = self.tile.swizzle is Swizzle.NONE
         if self.mn_major:
-            return self.tile.swizzle.alignment if bare else self.tile.box_bytes
-        return self.tile.box_bytes if bare else 16
+            return self.tile.swizzle.alignment if self.bare else self.tile.box_bytes
+        return self.tile.box_bytes if self.bare else 16
 
     @property
     def group_bytes(self) -> int:

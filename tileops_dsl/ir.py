@@ -33,6 +33,7 @@ stays as recorded; what each role of it does is `Kernel.roles`, in the nodes of 
 from __future__ import annotations
 
 from dataclasses import dataclass, field, fields, replace
+from types import UnionType
 from typing import Any
 
 FLOATS = {"float32": 4, "float16": 2, "bfloat16": 2}
@@ -66,70 +67,63 @@ class Location:
 @dataclass(frozen=True)
 class Expr:
     dtype: str
-    children = ()  # the expressions that it is made of
+    children = property(lambda self: exprs_of(self))  # the expressions that it is made of
 
     def __init_subclass__(cls):
         dataclass(frozen=True)(cls)
+
+    def __str__(self) -> str:
+        match self:
+            case Var(name=name):
+                return name
+            case Call(op=op, args=args):
+                return f"{op}({_listed(args)})"
+            case Load(buffer=of, indices=indices) | Element(tensor=of, indices=indices):
+                return f"{of.name}[{_listed(indices)}]"
+            case Cast(dtype=name, value=of):
+                return f"{name}({of})"
+            case AnyOf(test=test):
+                return f"any_of({test})"
+        return str(self.value)
 
 
 class Const(Expr):
     value: Any
 
-    def __str__(self) -> str:
-        return str(self.value)
-
 
 class Var(Expr):
     name: str
-
-    def __str__(self) -> str:
-        return self.name
 
 
 class Load(Expr):
     buffer: Tile
     indices: tuple[Expr, ...]
-    children = property(lambda self: (*self.indices, *getattr(self.buffer, "origin", ())))
-
-    def __str__(self) -> str:
-        return f"{self.buffer.name}[{', '.join(map(str, self.indices))}]"
 
 
 class Call(Expr):
     op: str
     args: tuple[Expr, ...]
-    children = property(lambda self: self.args)
-
-    def __str__(self) -> str:
-        return f"{self.op}({', '.join(map(str, self.args))})"
 
 
 class Cast(Expr):
     value: Expr
-    children = property(lambda self: (self.value,))
-
-    def __str__(self) -> str:
-        return f"{self.dtype}({self.value})"
 
 
 class Element(Expr):
     tensor: Tensor
     indices: tuple[Expr, ...]
-    children = property(lambda self: self.indices)
-
-    def __str__(self) -> str:
-        return f"{self.tensor.name}[{', '.join(map(str, self.indices))}]"
 
 
+ZERO = Const("int32", 0)
 EACH = Var("int32", "each")  # in AnyOf: the index of every element
 
 
 class AnyOf(Expr):
     test: Expr
-    children = property(lambda self: (self.test,))
 
-    def __str__(self) -> str:
-        return f"any_of({self.test})"
+
+def _listed(parts: tuple) -> str:
+    return ", ".join(map(str, parts))
 
 
 @dataclass(frozen=True)
@@ -139,20 +133,13 @@ class Tensor:
     dtype: str
     vector: int
     optional: bool = False
+    shape = property(lambda self: self.dims)
+    # The parameter that says whether an optional tensor was passed: not 0 if it was.
+    flag = property(lambda self: f"has_{self.name}" if self.optional else f"{self.name}_dtype" if self.dtype == "any" else None)
+    given = property(lambda self: call("ne", Var("int32", self.flag), 0))  # whether it was passed
 
     def __str__(self) -> str:
-        optional = " optional" * self.optional
-        return f"{self.name}: {self.dtype}[{', '.join(map(str, self.dims))}] vector {self.vector}{optional}"
-
-    @property
-    def flag(self) -> str | None:
-        """The parameter that says whether an optional tensor was passed: not 0 if it was."""
-        return f"has_{self.name}" if self.optional else f"{self.name}_dtype" if self.dtype == "any" else None
-
-    @property
-    def given(self) -> Expr:
-        """Whether it was passed."""
-        return Call("bool", "ne", (Var("int32", self.flag), Const("int32", 0)))
+        return f"{self.name}: {self.dtype}[{_listed(self.dims)}] vector {self.vector}{' optional' * self.optional}"
 
 
 @dataclass(frozen=True)
@@ -198,7 +185,7 @@ class Region:
     origin: tuple[Expr, ...]
 
     def __str__(self) -> str:
-        return f"{self.tensor.name}[{', '.join(map(str, self.origin))}]"
+        return f"{self.tensor.name}[{_listed(self.origin)}]"
 
 
 @dataclass(frozen=True, eq=False)  # two equal ones, from one line of the program, are still two
@@ -211,8 +198,8 @@ class Stmt:
     def __str__(self) -> str:
         """Its kind and its fields, without its body: what `generate --dump` shows."""
         named = [(f, getattr(self, f.name)) for f in fields(self) if f.name not in ("location", "body")]
-        own = [(f.name, v) for f, v in named if v is not None and v is not False and v != f.default]
-        return " ".join([type(self).__name__.lower(), *(f"{n}={_text(v)}" for n, v in own)])
+        own = [f"{f.name}={_text(v)}" for f, v in named if v is not None and v is not False and v != f.default]
+        return " ".join([type(self).__name__.lower(), *own])
 
 
 def _text(value) -> str:
@@ -297,7 +284,7 @@ class Pipelined(Stmt):
     num_stages: int
     pending: int  # products that may be unfinished when the next iteration begins
     body: tuple[Stmt, ...]
-    start: Expr = Const("int32", 0)
+    start: Expr = ZERO
     step: int = 1
 
 
@@ -355,22 +342,30 @@ class Kernel:
     parameters = property(lambda self: {v.name for v in (*self.dims, *self.scalars)} | {t.flag for t in self.tensors})
 
 
-def walk(body: tuple[Stmt, ...]):
-    """Every statement, outer before inner, in program order."""
+def call(op: str, *operands: Expr | int) -> Call:
+    """An operation on numbers of int32, or a comparison of two."""
+    args = tuple(Const("int32", operand) if isinstance(operand, int) else operand for operand in operands)
+    return Call("bool" if OPS[op][1] == "compare" else "int32", op, args)
+
+
+def walk(body: tuple[Stmt, ...], kind: type | UnionType = Stmt):
+    """Every statement (of that kind), outer before inner, in program order."""
     for stmt in body:
-        yield stmt
-        yield from walk(getattr(stmt, "body", ()))
+        if isinstance(stmt, kind):
+            yield stmt
+        yield from walk(getattr(stmt, "body", ()), kind)
 
 
-def subexprs(expr: Expr):
-    """The expression and all below it."""
-    yield expr
-    for child in expr.children:
+def subexprs(node: Stmt | Expr):
+    """The expression and all below it, or all that the statement evaluates itself."""
+    if isinstance(node, Expr):
+        yield node
+    for child in exprs_of(node):
         yield from subexprs(child)
 
 
-def loads(expr: Expr) -> list[Load]:
-    return [e for e in subexprs(expr) if isinstance(e, Load)]
+def loads(node: Stmt | Expr) -> list[Load]:
+    return [e for e in subexprs(node) if isinstance(e, Load)]
 
 
 def replaced(node, table: dict):
@@ -392,9 +387,9 @@ def as_numbers(expr: Expr):
             yield from as_numbers(child)
 
 
-def exprs_of(stmt: Stmt):
-    """The expressions that a statement evaluates itself: not its loop variables, not those of its body."""
-    for value in (getattr(stmt, f.name) for f in fields(stmt) if f.name not in ("var", "vars")):
+def exprs_of(node: Stmt | Expr):
+    """The expressions that it evaluates itself: of a statement not its loop variables, not those of its body."""
+    for value in (value for name, value in vars(node).items() if name not in ("var", "vars")):
         for item in value if isinstance(value, tuple) else (value,):
             if isinstance(item, Expr):
                 yield item
@@ -404,7 +399,7 @@ def exprs_of(stmt: Stmt):
 
 def to_text(kernel: Kernel) -> str:
     """The kernel as text: what `generate --dump` writes after each pass."""
-    grid = (", ".join(map(str, kernel.grid)) or "wave") + f" cluster {', '.join(map(str, kernel.cluster))}" * (kernel.ctas > 1)
+    grid = (_listed(kernel.grid) or "wave") + f" cluster {_listed(kernel.cluster)}" * (kernel.ctas > 1)
     lines = [f"kernel {kernel.name} threads {kernel.threads} min blocks {kernel.min_blocks} grid {grid}"]
     lines += [f"  tensor {t}" for t in kernel.tensors]
     lines += [f"  scalar {s.name}: {s.dtype}" for s in (*kernel.dims, *kernel.scalars)]

@@ -53,11 +53,8 @@ class VectorisedRows:
     chunks = property(lambda self: self.cols // (self.column_vector * self.threads_per_row))  # accesses of a thread to a row
     row_registers = property(lambda self: self.chunks * self.column_vector + self.shifted)  # columns of a row in one thread
     registers = property(lambda self: self.passes * self.row_registers)
-
-    @property
-    def warps_per_row(self) -> int:
-        """Groups of a row's threads that must meet in shared memory to reduce the row."""
-        return self.threads_per_row if self.lanes_on_rows else max(1, self.threads_per_row // 32)
+    # Groups of a row's threads that must meet in shared memory to reduce the row.
+    warps_per_row = property(lambda self: self.threads_per_row if self.lanes_on_rows else max(1, self.threads_per_row // 32))
 
     def thread(self, slot: int, member: int) -> int:
         return slot + member * self.slots if self.lanes_on_rows else slot * self.threads_per_row + member

@@ -36,7 +36,7 @@ def divides_rows(kernel: ir.Kernel) -> bool:
 
 def feeds_itself(kernel: ir.Kernel) -> bool:
     """Whether T.ws says who does what: a role for each group, and no producer."""
-    return any(isinstance(stmt, ir.On) for stmt in ir.walk(kernel.body))
+    return any(ir.walk(kernel.body, ir.On))
 
 
 def group_threads(kernel: ir.Kernel) -> int:
@@ -87,11 +87,6 @@ def ring_of(kernel: ir.Kernel, buffer: ir.Buffer) -> Ring | None:
 def stages(kernel: ir.Kernel, buffer: ir.Buffer) -> int:
     ring = ring_of(kernel, buffer)
     return ring.stages if ring else 1
-
-
-def buffer_bytes(kernel: ir.Kernel, buffer: ir.Buffer) -> int:
-    """Of a shared tile, with its stages and copies."""
-    return kernel.layouts[buffer].bytes * stages(kernel, buffer) * copies(kernel, buffer)
 
 
 def loads_of(kernel: ir.Kernel, ring: Ring) -> list[ir.Copy]:
@@ -147,12 +142,11 @@ def accesses(stmt: ir.Stmt) -> tuple[list[ir.Tile], list[ir.Tile]]:
         case ir.Gemm(a=a, b=b, c=c, clear=clear):
             reads, writes = [a, b, *[c] * (clear != ir.Const("bool", True))], [c]
         case ir.Fill(buffer=tile):
-            reads, writes = [tile] * (isinstance(tile, ir.View) and tile.origin[0] != ir.Const("int32", 0)), [tile]
+            reads, writes = [tile] * (isinstance(tile, ir.View) and tile.origin[0] != ir.ZERO), [tile]
         case ir.Reduce(src=src, dst=dst, clear=clear):
             reads, writes = [src, *[dst] * (not clear)], [dst]
         case _:
-            loaded = [e.buffer for expr in ir.exprs_of(stmt) for e in ir.loads(expr)]
-            reads, writes = loaded, [stmt.buffer] if isinstance(stmt, ir.Store) else []
+            reads, writes = [e.buffer for e in ir.loads(stmt)], [stmt.buffer] if isinstance(stmt, ir.Store) else []
     for inner in stmt.body if isinstance(stmt, ir.Parallel | Chunks) else ():
         reads, writes = reads + accesses(inner)[0], writes + accesses(inner)[1]
     return tuple([tile for tile in tiles if isinstance(tile, ir.Tile)] for tiles in (reads, writes))
@@ -176,26 +170,17 @@ def shared_boxes(stmt: ir.Stmt) -> tuple[list[tuple[ir.Buffer, int]], list[tuple
 
 def columns_held(kernel: ir.Kernel, buffer: ir.Buffer) -> int:
     """Columns of a fragment that exist at a time: of one that only a chunked copy uses, a chunk."""
-
-    def uses(body) -> int:
-        return sum(buffer in named_by(stmt) for stmt in ir.walk(body))
-
     body = [stmt for role in kernel.roles if role.warp is None for stmt in role.body]
-    chunks = [stmt for stmt in ir.walk(body) if isinstance(stmt, Chunks) and stmt.body[-1].src == buffer]
-    in_chunks = chunks and sum(uses(stmt.body) for stmt in chunks) == uses(body)
-    return chunks[0].columns if in_chunks else buffer.shape[-1]
-
-
-def named_by(stmt: ir.Stmt) -> list[ir.Buffer]:
-    """What a statement itself names, in order."""
-    stmt = op_of(stmt)
-    loads = [e.buffer for x in ir.exprs_of(stmt) for e in ir.subexprs(x) if isinstance(e, ir.Load)]
-    return [ir.buffer_of(t) for t in (*vars(stmt).values(), *loads) if isinstance(t, ir.Tile)]
+    chunks = [stmt for stmt in ir.walk(body, Chunks) if stmt.body[-1].src == buffer]
+    used, used_in_chunks = ([b for stmt in stmts for b in named(stmt)].count(buffer) for stmts in (body, chunks))
+    return chunks[0].columns if chunks and used == used_in_chunks else buffer.shape[-1]
 
 
 def named(stmt: ir.Stmt) -> list[ir.Buffer]:
-    """What a statement and those in it name."""
-    return [buffer for s in ir.walk((stmt,)) for buffer in named_by(s)]
+    """The tiles that a statement and those in it name, in order."""
+    ops = [op_of(s) for s in ir.walk((stmt,))]
+    tiles = [tile for op in ops for tile in (*vars(op).values(), *(e.buffer for e in ir.loads(op)))]
+    return [ir.buffer_of(tile) for tile in tiles if isinstance(tile, ir.Tile)]
 
 
 def registers(kernel: ir.Kernel, buffer: ir.Buffer) -> int:

@@ -2,10 +2,9 @@
 
 import operator
 import re
-from dataclasses import replace
 
 from tileops_dsl import ir
-from tileops_dsl.errors import TileError, require
+from tileops_dsl.errors import require
 from tileops_dsl.language.builder import builder, here
 from tileops_dsl.language.scalar import Value, convert, to_expr
 
@@ -28,11 +27,10 @@ class TensorArg:
         return Value(self.tensor.given)
 
     def __getitem__(self, origin) -> "Place":
-        return Place(ir.Region(self.tensor, _indices(self.tensor.name, self.tensor.dims, origin)))
+        return Place(ir.Region(self.tensor, _indices(self.tensor, origin)))
 
     def __setitem__(self, indices, value) -> None:
-        stored = convert(to_expr(value), self.tensor.dtype)
-        builder().emit(ir.Store(here(), self.tensor, _indices(self.tensor.name, self.tensor.dims, indices), stored))
+        _assign(self.tensor, indices, value)
 
 
 class Place(Value):
@@ -66,16 +64,21 @@ def wait(token: Token, *, pending: int = 0) -> None:
     It says when what an operation reads is free. Results are waited for without it.
     """
     b, where = builder(), here()
-    if not isinstance(token, Token) or not b.groups or not set(b.groups) <= set(token.groups) or pending < 0:
-        raise TileError("no operation of these groups is waited for", "token = T.wgmma_gemm(...); T.wait(token)", where)
+    own = isinstance(token, Token) and b.groups and set(b.groups) <= set(token.groups) and pending >= 0
+    require(own, "no operation of these groups is waited for", "token = T.wgmma_gemm(...); T.wait(token)", where)
     b.emit(ir.Wait(where, token.stmt, pending))
 
 
-def _indices(name: str, dims: tuple, indices) -> tuple[ir.Expr, ...]:
-    indices = indices if isinstance(indices, tuple) else (indices,)
-    problem = f"{name} has {len(dims)} dimensions and is given {len(indices)} indices"
+def _indices(of: ir.Tensor | ir.Tile, indices) -> tuple[ir.Expr, ...]:
+    indices, dims = indices if isinstance(indices, tuple) else (indices,), of.shape
+    problem = f"{of.name} has {len(dims)} dimensions and is given {len(indices)} indices"
     require(len(indices) == len(dims), problem, f"one index for each of {', '.join(map(str, dims))}", here())
     return tuple(map(to_expr, indices))
+
+
+def _assign(to: ir.Tensor | ir.Tile, indices, value) -> None:
+    stored = convert(to_expr(value), to.dtype)
+    builder().emit(ir.Store(here(), to, _indices(to, indices), stored))
 
 
 class Fragment:
@@ -94,11 +97,10 @@ class Fragment:
     def __getitem__(self, indices):
         if isinstance(indices, tuple) and any(isinstance(i, slice) for i in indices):
             return self._view(indices)
-        return Value(ir.Load(self.dtype, self.buffer, _indices(self.buffer.name, self.shape, indices)))
+        return Value(ir.Load(self.dtype, self.buffer, _indices(self.buffer, indices)))
 
     def __setitem__(self, indices, value) -> None:
-        stored = convert(to_expr(value), self.dtype)
-        builder().emit(ir.Store(here(), self.buffer, _indices(self.buffer.name, self.shape, indices), stored))
+        _assign(self.buffer, indices, value)
 
     def _view(self, slices) -> "Fragment":
         rows, columns = slices[0], slices[-1]
@@ -108,15 +110,15 @@ class Fragment:
             size = stop.value - start.value
         else:
             size = stop.args[1].value if isinstance(stop, ir.Call) and stop.op == "add" and stop.args[0] == start else None
-        if len(self.shape) != 2 or not whole or isinstance(self.buffer, ir.View) or not isinstance(size, int):
-            problem = f"{self.buffer.name} is cut in another way than some columns, a constant number of them"
-            raise TileError(problem, "tile[:, a : a + 64]", here())
-        first = ir.Const("int32", 0) if rows.start is None else to_expr(rows.start)
+        of_columns = len(self.shape) == 2 and whole and isinstance(self.buffer, ir.Buffer) and isinstance(size, int)
+        problem = f"{self.buffer.name} is cut in another way than some columns, a constant number of them"
+        require(of_columns, problem, "tile[:, a : a + 64]", here())
+        first = ir.ZERO if rows.start is None else to_expr(rows.start)
         view, box = ir.View(self.buffer, (first, start), (self.shape[0], size)), self.buffer.box
         inside = isinstance(start, ir.Const) and 0 <= start.value < start.value + size <= self.shape[1]
-        if self.buffer.scope == "shared" and not (box and inside and start.value % box == size % box == 0):
-            problem = f"{view.name} is no whole boxes of {self.buffer.name}"
-            raise TileError(problem, "T.alloc_shared(shape, dtype, box=n), and multiples of n columns", here())
+        of_boxes = self.buffer.scope == "fragment" or (box and inside and start.value % box == size % box == 0)
+        problem = f"{view.name} is no whole boxes of {self.buffer.name}"
+        require(of_boxes, problem, "T.alloc_shared(shape, dtype, box=n), and multiples of n columns", here())
         return Fragment(view)
 
 
@@ -141,11 +143,11 @@ def _alloc(scope: str, shape: tuple[int, ...], dtype: str, box=None, alias=None)
     require(dtype in dtypes, f"a {kind} of {dtype!r}", f"one of {', '.join(dtypes)}", where)
     names, shape = written[1].split(", "), tuple(map(operator.index, shape))
     name = b.declare(names[list(b.names.values()).count(where) % len(names)])  # several are taken in the line's order
-    if alias and (not isinstance(alias, ir.View) or (alias.scope, alias.dtype, alias.shape) != ("shared", dtype, shape)):
-        raise TileError(f"{name} is to lie over what is no view of its shape and dtype", "alias=tile[:, a : a + n]", where)
+    fits = not alias or (isinstance(alias, ir.View) and (alias.scope, alias.dtype, alias.shape) == ("shared", dtype, shape))
+    require(fits, f"{name} is to lie over what is no view of its shape and dtype", "alias=tile[:, a : a + n]", where)
     box = box or (alias and alias.buffer.box)
-    if box and (len(shape) != 2 or shape[1] % box):
-        raise TileError(f"{name} of {list(shape)} has no boxes of {box} columns", "a number that divides its columns", where)
+    whole = not box or (len(shape) == 2 and shape[1] % box == 0)
+    require(whole, f"{name} of {list(shape)} has no boxes of {box} columns", "a number that divides its columns", where)
     buffer = ir.Buffer(name, scope, shape, dtype, box, alias)
     b.emit(ir.Alloc(where, buffer))
     return Fragment(buffer)
@@ -182,29 +184,28 @@ def tma_copy(src, dst, *, eviction_policy: str = "evict_normal") -> Token:
 
 def is_cut(tile: ir.Tile) -> bool:
     """Whether it is a part of a fragment, or begins at a run-time row."""
-    return isinstance(tile, ir.View) and (tile.scope == "fragment" or tile.origin[0] != ir.Const("int32", 0))
+    return isinstance(tile, ir.View) and (tile.scope == "fragment" or tile.origin[0] != ir.ZERO)
 
 
 def _copy(src, dst, fill, absent, eviction_policy: str, multicast: bool) -> ir.Copy:
     where = here()
     ends = [getattr(end, "region", None) or getattr(end, "buffer", None) for end in (src, dst)]
     kinds = tuple("global" if isinstance(e, ir.Region) else getattr(e, "scope", "none") for e in ends)
-    if kinds not in _COPIES or any(map(is_cut, ends)):
-        raise TileError("a copy has a tensor's tile on one side and a fragment on the other", "T.copy(x[i, j], tile)", where)
-    if multicast and kinds != ("global", "shared"):
-        raise TileError("only a load into shared memory is multicast", "the copy without multicast", where)
-    policies = ["evict_first", "evict_normal", *["evict_last"] * (kinds == ("global", "shared"))]
+    whole, into_shared = kinds in _COPIES and not any(map(is_cut, ends)), kinds == ("global", "shared")
+    require(whole, "a copy has a tensor's tile on one side and a fragment on the other", "T.copy(x[i, j], tile)", where)
+    require(into_shared or not multicast, "only a load into shared memory is multicast", "the copy without multicast", where)
+    policies = ["evict_first", "evict_normal", *["evict_last"] * into_shared]
     require(eviction_policy in policies, f"eviction_policy is {eviction_policy!r}", f"one of {', '.join(policies)}", where)
-    stmt = ir.Copy(where, *ends, None, None, None if eviction_policy == "evict_normal" else eviction_policy, multicast)
+    tile = ends[kinds[0] == "global"]
+    values = (None if value is None else convert(to_expr(value), tile.dtype) for value in (fill, absent))
+    stmt = ir.Copy(where, *ends, *values, None if eviction_policy == "evict_normal" else eviction_policy, multicast)
     if stmt.region:
         _check_tensor(stmt)
-    elif ends[0].dtype != ends[1].dtype or ends[0].shape != ends[1].shape:
+    else:
         a, b = (f"{end.dtype}{list(end.shape)}" for end in ends)
-        raise TileError(f"{ends[0].name} is {a} and {ends[1].name} {b}", "two tiles of one shape and dtype", where)
-    _check_values(stmt, kinds, fill, absent)
-    values = {"fill": fill, "absent": absent}
-    values = {name: convert(to_expr(v), ends[1].dtype) for name, v in values.items() if v is not None}
-    return replace(stmt, **values)
+        require(a == b, f"{ends[0].name} is {a} and {ends[1].name} {b}", "two tiles of one shape and dtype", where)
+    _check_values(stmt, kinds)
+    return stmt
 
 
 _COPIES = [(a, b) for a in ("global", "fragment", "shared") for b in ("global", "fragment", "shared") if a != b]
@@ -214,26 +215,25 @@ def _check_tensor(stmt: ir.Copy) -> None:
     """The tensor's end of a copy and the other one fit."""
     tensor, tile = stmt.region.tensor, stmt.tile
     converts = tensor.dtype == "any" and tile is stmt.dst and (tile.dtype, tile.scope) == ("float32", "fragment")
-    if tensor.dtype != tile.dtype and not converts:
-        problem = f"{tile.name} is {tile.dtype} and {tensor.name} is {tensor.dtype}; a copy does not convert"
-        raise TileError(problem, "a fragment of the tensor's dtype, and T.cast in T.Parallel", stmt.location)
-    problem = f"{tile.name} has {len(tile.shape)} dimensions and {tensor.name} {len(tensor.dims)}"
-    require(len(tile.shape) <= len(tensor.dims), problem, "a fragment of the tensor's last dimensions", stmt.location)
-    if stmt.eviction and (tensor.dtype == "any" or (tile is stmt.src and tile.scope == "shared")):
-        what = f'{tensor.name} is of dtype "any"; its copy' if tensor.dtype == "any" else "a store of shared memory"
-        raise TileError(f"{what} has no eviction_policy", "the copy without it", stmt.location)
+    problem = f"{tile.name} is {tile.dtype} and {tensor.name} is {tensor.dtype}; a copy does not convert"
+    instead = "a fragment of the tensor's dtype, and T.cast in T.Parallel"
+    require(tensor.dtype == tile.dtype or converts, problem, instead, stmt.location)
+    problem = f"{tile.name} has {len(tile.shape)} dimensions and {tensor.name} {len(tensor.shape)}"
+    require(len(tile.shape) <= len(tensor.shape), problem, "a fragment of the tensor's last dimensions", stmt.location)
+    what = f'{tensor.name} is of dtype "any"; its copy' if tensor.dtype == "any" else "a store of shared memory"
+    plain = tensor.dtype == "any" or (tile is stmt.src and tile.scope == "shared")
+    require(not (plain and stmt.eviction), f"{what} has no eviction_policy", "the copy without it", stmt.location)
 
 
-def _check_values(stmt: ir.Copy, kinds: tuple[str, str], fill, absent) -> None:
+def _check_values(stmt: ir.Copy, kinds: tuple[str, str]) -> None:
     """What is read outside a tensor, and in place of one."""
-    loads = kinds == ("global", "fragment")
+    loads, where = kinds == ("global", "fragment"), stmt.location
     problem = "a copy from global memory says what lies outside the tensor"
-    require(not loads or fill is not None, problem, "T.copy(x[i, j], tile, fill=0.0)", stmt.location)
-    into_shared = kinds == ("global", "shared")
-    problem = "what lies outside the tensor is 0 in shared memory" if into_shared else "a store fills nothing"
-    require(loads or fill is None, problem, "the copy without fill", stmt.location)
+    require(not loads or stmt.fill is not None, problem, "T.copy(x[i, j], tile, fill=0.0)", where)
+    problem = "what lies outside the tensor is 0 in shared memory" if kinds[0] == "global" else "a store fills nothing"
+    require(loads or stmt.fill is None, problem, "the copy without fill", where)
     optional = kinds[0] == "global" and stmt.src.tensor.dtype == "any"
     name = stmt.region.tensor.name if stmt.region else stmt.src.name
     problem = f"{name} is optional; its copy says what is read where it was not passed"
-    require(not optional or absent is not None, problem, "T.copy(x[i], tile, fill=0.0, absent=1.0)", stmt.location)
-    require(absent is None or optional, f"{name} is always given", "the copy without absent", stmt.location)
+    require(not optional or stmt.absent is not None, problem, "T.copy(x[i], tile, fill=0.0, absent=1.0)", where)
+    require(stmt.absent is None or optional, f"{name} is always given", "the copy without absent", where)

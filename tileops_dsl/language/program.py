@@ -90,8 +90,8 @@ def print(value) -> None:
     """
     expr, where = to_expr(value), here()
     element = isinstance(expr, ir.Load) and isinstance(expr.buffer, ir.Buffer) and expr.buffer.scope == "fragment"
-    inside = element and all(i.value in range(n) for i, n in zip(expr.indices, expr.buffer.shape) if isinstance(i, ir.Const))
-    if ir.loads(expr) and not (inside and all(isinstance(i, ir.Const) for i in expr.indices)):
+    inside = element and all(isinstance(i, ir.Const) and i.value in range(n) for i, n in zip(expr.indices, expr.buffer.shape))
+    if ir.loads(expr) and not inside:
         raise TileError(f"{expr} is no element of a fragment at constant indices", "T.print(tile[0, 0]), or a number", where)
     builder().emit(ir.Print(where, expr))
 

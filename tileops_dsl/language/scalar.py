@@ -3,7 +3,7 @@
 import math
 
 from tileops_dsl import ir
-from tileops_dsl.errors import TileError
+from tileops_dsl.errors import TileError, require
 from tileops_dsl.language.builder import here
 
 __all__ = [  # the words of this file
@@ -80,24 +80,23 @@ def call(op: str, *args) -> Value:
     kind = ir.OPS[op][1]
     conditions = len(exprs) if kind == "logic" else op == "select"
     condition, operands = exprs[:conditions], exprs[conditions:]
-    for other in (e for e in condition if e.dtype != "bool"):
-        raise TileError(f"{other} is {other.dtype}, not a condition", "a comparison, such as i < n", here())
+    for one in condition:
+        require(one.dtype == "bool", f"{one} is {one.dtype}, not a condition", "a comparison, such as i < n", here())
     dtypes = {e.dtype for e in operands}
-    if "bool" in dtypes:
-        raise TileError(f"{op} of a condition", "T.if_then_else(condition, a, b)", here())
-    if kind == "int" and dtypes & set(ir.FLOATS):
-        raise TileError(f"{op} of a float", "an integer, or / for a quotient", here())
+    of_floats = bool(dtypes & ir.FLOATS.keys())
+    require("bool" not in dtypes, f"{op} of a condition", "T.if_then_else(condition, a, b)", here())
+    require(kind != "int" or not of_floats, f"{op} of a float", "an integer, or / for a quotient", here())
     if kind == "logic":
         return Value(ir.Call("bool", op, tuple(condition)))
-    dtype = "float32" if kind == "float" or dtypes & set(ir.FLOATS) else "int64" if "int64" in dtypes else "int32"
+    dtype = "float32" if kind == "float" or of_floats else "int64" if "int64" in dtypes else "int32"
     operands = [convert(e, dtype) for e in operands]
     return Value(ir.Call("bool" if kind == "compare" else dtype, op, (*condition, *operands)))
 
 
 def cast(value, dtype: str) -> Value:
     """The value rounded to `dtype` (to nearest, ties to even)."""
-    if dtype not in ir.FLOATS and dtype not in ir.INTS:
-        raise TileError(f"there is no dtype {dtype!r}", f"one of {', '.join((*ir.FLOATS, *ir.INTS))}", here())
+    known = (*ir.FLOATS, *ir.INTS)
+    require(dtype in known, f"there is no dtype {dtype!r}", f"one of {', '.join(known)}", here())
     return Value(convert(to_expr(value), dtype))
 
 

@@ -24,7 +24,7 @@ def budget_registers(kernel: ir.Kernel, target: Target) -> ir.Kernel:
     """A producer needs little; the consumers share what is left, in steps of 8."""
     start = target.registers_per_cta // threads(kernel) // 8 * 8  # of each thread; then groups hand them to each other
     groups = len(consumers(kernel).groups)
-    live, products = live_words(kernel), [stmt for stmt in ir.walk(kernel.body) if isinstance(stmt, ir.Gemm)]
+    live, products = live_words(kernel), list(ir.walk(kernel.body, ir.Gemm))
     needed = live + (WORDS if len(products) == 1 else FEWEST)
     for producer in (32,) if groups > 2 else (40,) if kernel.ctas > 1 else (40, 24):  # with 24 one spilled 8 bytes
         consumer = min((start * (groups + 1) - producer) // groups // 8 * 8, 240)

@@ -77,12 +77,12 @@ class Refill:
 
 
 def find(kernel: ir.Kernel) -> "Edges":
-    for loop in (s for s in ir.walk(kernel.body) if isinstance(s, ir.Pipelined) and (s.num_stages > 1 or s.pending)):
+    for loop in (loop for loop in ir.walk(kernel.body, ir.Pipelined) if loop.num_stages > 1 or loop.pending):
         raise TileError("stages of a loop with T.ws: a box has one so far", "num_stages=1", loop.location)
-    found, outer = Edges(len(kernel.roles)), [s for s in ir.walk(kernel.body) if isinstance(s, ir.If | ir.Pipelined)]
+    found, outer = Edges(len(kernel.roles)), list(ir.walk(kernel.body, ir.If | ir.Pipelined))
     for stmt in outer:
         for inner in ir.walk(stmt.body):
-            found.around[id(inner)] = (*found.around.get(id(inner), ()), stmt)
+            found.around[inner] = (*found.around.get(inner, ()), stmt)
     switches = {stmt.condition: True for stmt in outer if isinstance(stmt, ir.If)}
     run = Run(numbers(kernel, ways(kernel)[0], ITERATIONS), switches=switches)
     for on in events(kernel.body, replace(run, whole=(ir.On,))):
@@ -107,7 +107,7 @@ class Edges:
         self.exchanges: dict[ir.Stmt, None] = {}  # behind which, and behind the fence, they meet
         self.stored: dict[ir.Stmt, None] = {}  # waited for at once: others than its own group's loads overwrite what it reads
 
-        self.around: dict[int, tuple[ir.If | ir.Pipelined, ...]] = {}  # by the id of a statement, outermost first
+        self.around: dict[ir.Stmt, tuple[ir.If | ir.Pipelined, ...]] = {}  # outermost first
         self.steps: list[list[Step]] = [[] for _ in range(groups)]
         self.flying: list[list[Step]] = [[] for _ in range(groups)]  # products, oldest first
         self.writer: dict[tuple, Step] = {}
@@ -117,17 +117,17 @@ class Edges:
     def step(self, group: int, stmt: ir.Stmt, values: Values) -> None:
         own = self.steps[group]
         clock, met = (own[-1].clock, own[-1].met) if own else ({}, -1)
-        step = Step(group, len(own), stmt, values, self.around.get(id(stmt), ()), {**clock, group: len(own)}, met)
+        step = Step(group, len(own), stmt, values, self.around.get(stmt, ()), {**clock, group: len(own)}, met)
         own.append(step)
         self.retire(step)
-        touched = {(box, writes) for writes, boxes in enumerate(shared_boxes(stmt)) for box in boxes}
-        earlier = {self.writer[box] for box, _ in touched if box in self.writer}
-        earlier |= {reader for box, writes in touched if writes for reader in self.readers.get(box, ())}
+        reads, writes = shared_boxes(stmt)
+        earlier = {self.writer[box] for box in (*reads, *writes) if box in self.writer}
+        earlier |= {reader for box in writes for reader in self.readers.get(box, ())}
         for before in sorted(earlier, key=lambda before: (before.group == group, -before.index)):  # barriers of both first
             self.order(before, step)
-        for box in (box for box, writes in touched if not writes):
+        for box in reads:
             self.readers.setdefault(box, []).append(step)
-        for box in (box for box, writes in touched if writes):
+        for box in writes:
             self.writer[box], self.readers[box] = step, []
         if isinstance(stmt, ir.Gemm):
             self.flying[group].append(step)

@@ -4,7 +4,6 @@ from dataclasses import replace
 
 from tileops_dsl import ir
 from tileops_dsl.passes import edges
-from tileops_dsl.passes.products import ZERO
 from tileops_dsl.passes.stores import chunked, last_wait
 from tileops_dsl.plan import boxes, flying, is_load, is_store
 from tileops_dsl.schedule import At, Await, Fence, Issue, Meet, One, Retire, Ring, Role, Sync
@@ -14,23 +13,22 @@ from tileops_dsl.targets import Target
 def schedule(kernel: ir.Kernel, target: Target) -> ir.Kernel:
     found = edges.find(kernel)
     tiles = dict.fromkeys(root for load in found.full for root, _ in boxes(load.dst))
-    loops = [stmt for stmt in ir.walk(kernel.body) if isinstance(stmt, ir.Pipelined)]
+    loops = list(ir.walk(kernel.body, ir.Pipelined))
     var = loops[-1].var if loops else ir.EACH  # of one stage, so any will do
     rings = tuple(Ring(f"ring {n}", (tile,), 1, var, f"{tile.name}_") for n, tile in enumerate(tiles))
-    return replace(kernel, rings=rings, roles=tuple(_Group(found, loops, role).role() for role in kernel.roles))
+    return replace(kernel, rings=rings, roles=tuple(_Group(found, role).role() for role in kernel.roles))
 
 
 class _Group:
-    def __init__(self, found: edges.Edges, loops: list[ir.Pipelined], before: Role):
-        self.found, self.loops, self.before_role = found, loops, before
+    def __init__(self, found: edges.Edges, before: Role):
+        self.found, self.before_role = found, before
         (self.group,) = before.groups
         self.refills = [refill for refill in found.refills if refill.group == self.group]
 
     def role(self) -> Role:
         first = [self.refill(refill) for refill in self.refills if refill.at is None]
         body = self.body(self.before_role.body)
-        stored = [id(stmt) for stmt in self.found.stored]
-        stores = [stmt for stmt in ir.walk(self.before_role.body) if is_store(stmt) and id(stmt) not in stored]
+        stores = [stmt for stmt in ir.walk(self.before_role.body) if is_store(stmt) and stmt not in self.found.stored]
         return replace(self.before_role, body=(*first, *body, *last_wait(stores)))
 
     def body(self, stmts) -> tuple[ir.Stmt, ...]:
@@ -39,9 +37,9 @@ class _Group:
             where = stmt.location
             out += self.in_front(stmt)
             if isinstance(stmt, ir.Gemm):
-                out.append(Issue(where, stmt, ZERO))
+                out.append(Issue(where, stmt, ir.ZERO))
             elif is_store(stmt):
-                out.append(One(where, (Issue(where, stmt, ZERO),)))
+                out.append(One(where, (Issue(where, stmt, ir.ZERO),)))
             elif hasattr(stmt, "body") and not isinstance(stmt, ir.Parallel):
                 inner = replace(stmt, body=self.body(stmt.body))
                 out += _rotated(inner) if isinstance(stmt, ir.Pipelined) else [inner]
@@ -73,16 +71,15 @@ class _Group:
         load, where = refill.load, refill.load.location
         own_place = refill.at is load
         reads = [Retire(where, "read", 0)] if refill.stored else []
-        out: ir.Stmt = One(where, (*reads, Issue(where, load, ZERO)))
-        around = [loop for loop in self.loops if any(stmt is load for stmt in ir.walk(loop.body))]
+        out: ir.Stmt = One(where, (*reads, Issue(where, load, ir.ZERO)))
+        around = [outer for outer in self.found.around.get(load, ()) if isinstance(outer, ir.Pipelined)]
         names = [loop.var.name for loop in around]
         if refill.at is not None and refill.ahead is None:
-            return out if own_place else ir.If(where, _less(around[-1].start, around[-1].var), (out,))
+            return out if own_place else ir.If(where, ir.call("lt", around[-1].start, around[-1].var), (out,))
         first = names.index(refill.ahead) if refill.ahead else 0
         for n, loop in reversed(list(enumerate(around))[first:]):
-            following = ir.Call("int32", "add", (loop.var, ir.Const("int32", loop.step)))
-            value = following if refill.ahead and n == first else loop.start
-            out = At(where, loop.var, value, (ir.If(where, _less(loop.var, loop.extent), (out,)),))
+            value = ir.call("add", loop.var, loop.step) if refill.ahead and n == first else loop.start
+            out = At(where, loop.var, value, (ir.If(where, ir.call("lt", loop.var, loop.extent), (out,)),))
         return out
 
 
@@ -97,9 +94,9 @@ def _rotated(loop: ir.Pipelined) -> list[ir.Stmt]:
         left, count = flying(loop.body[count : count + 1], left), count + 1
     if not crossing or left:
         return [loop]
-    where, following = loop.location, ir.Call("int32", "add", (loop.var, ir.Const("int32", loop.step)))
-    ahead = ir.If(where, _less(loop.var, loop.extent), loop.body[:count])
-    later = _less(loop.start, loop.var)
+    where, following = loop.location, ir.call("add", loop.var, loop.step)
+    ahead = ir.If(where, ir.call("lt", loop.var, loop.extent), loop.body[:count])
+    later = ir.call("lt", loop.start, loop.var)
     first = replace(ahead, body=tuple(s for s in ahead.body if not (isinstance(s, ir.If) and s.condition == later)))
     rest = *loop.body[count:], At(where, loop.var, following, (ahead,)), Retire(where, "product", 0, (), crossing)
     return [At(where, loop.var, loop.start, (first,)), replace(loop, body=rest)]
@@ -108,7 +105,3 @@ def _rotated(loop: ir.Pipelined) -> list[ir.Stmt]:
 def same(a: ir.Stmt, b: ir.Stmt) -> bool:
     """A loop or a condition that holds a part of the other's body is the same one."""
     return a is b or (type(a) is type(b) and isinstance(a, ir.Pipelined | ir.If) and a.location == b.location)
-
-
-def _less(a: ir.Expr, b: ir.Expr) -> ir.Call:
-    return ir.Call("bool", "lt", (a, b))

@@ -40,8 +40,8 @@ def ways(kernel: ir.Kernel) -> list[Values]:
     """All ways that the program's conditions tell apart: each parameter as the constants that it is compared with, 0 and 1."""
     constants: dict[str, set[int]] = {}
     parameters = {v.name for v in kernel.scalars} | {t.flag for t in kernel.tensors}
-    for stmt in ir.walk(kernel.body):
-        for e in ir.subexprs(stmt.condition) if isinstance(stmt, ir.If) else ():
+    for stmt in ir.walk(kernel.body, ir.If):
+        for e in ir.subexprs(stmt.condition):
             for name in (a.name for a in e.children if isinstance(a, ir.Var) and a.name in parameters):
                 constants.setdefault(name, {0, 1}).update(a.value for a in e.children if isinstance(a, ir.Const))
     return [dict(zip(constants, values, strict=True)) for values in itertools.product(*map(sorted, constants.values()))]
@@ -50,8 +50,8 @@ def ways(kernel: ir.Kernel) -> list[Values]:
 def numbers(kernel: ir.Kernel, parameters: Values, steps: int) -> Values:
     """With these parameters: the extent of each loop of unknown length, by its text, is `steps`; sizes vary with it."""
     values = {number.name: 1 + 64 * steps for number in (*kernel.dims, *kernel.scalars)} | {b.name: 0 for b in kernel.blocks}
-    for loop in (s for s in ir.walk(kernel.body) if isinstance(s, ir.Pipelined | ir.Serial)):
-        extent, start = loop.extent, getattr(loop, "start", ir.Const("int32", 0))
+    for loop in ir.walk(kernel.body, ir.Pipelined | ir.Serial):
+        extent, start = loop.extent, getattr(loop, "start", ir.ZERO)
         values |= {} if isinstance(start, ir.Const) else {str(start): 0}
         match extent:
             case ir.Call(op="max", args=(_, ir.Const(value=least))):

@@ -12,7 +12,7 @@ from dataclasses import replace
 
 from tileops_dsl import ir
 from tileops_dsl.errors import TileError, require
-from tileops_dsl.passes.products import ZERO, Products, at_least_once
+from tileops_dsl.passes.products import Products, at_least_once
 from tileops_dsl.passes.stores import anew, chunked, exchanged, last_wait, plain, stored, unrolled, uses
 from tileops_dsl.plan import is_load, is_store, ring_of, tile_loop
 from tileops_dsl.schedule import Advance, Alone, Await, Chunks, Issue, Meet, Ring, Role, Signal
@@ -22,7 +22,7 @@ from tileops_dsl.targets import Target
 def pipeline(kernel: ir.Kernel, target: Target) -> ir.Kernel:
     kernel = replace(kernel, rings=tuple(find_rings(kernel)))
     producer, consumer = kernel.roles
-    for loop in (s for s in ir.walk(kernel.body) if isinstance(s, ir.Pipelined)):
+    for loop in ir.walk(kernel.body, ir.Pipelined):
         check_loads(loop, kernel.rings)
     if sum(isinstance(stmt, ir.Pipelined) for stmt in producer.body[0].body) > 1:
         problem = "more than one loop loads tiles that the consumers only read"
@@ -38,7 +38,7 @@ def find_rings(kernel: ir.Kernel):
     common = [s.dst for role in kernel.roles if role.warp is not None for s in ir.walk(role.body) if is_load(s)]
     sources = {s.dst: s.src.tensor.name for s in ir.walk(kernel.body) if is_load(s)}
     groups: dict[tuple, list[ir.Buffer]] = {}
-    for loop in (s for s in ir.walk(kernel.body) if isinstance(s, ir.Pipelined)):
+    for loop in ir.walk(kernel.body, ir.Pipelined):
         inside, products = uses(loop.body), [s for s in loop.body if isinstance(s, ir.Gemm)]
         for buffer in dict.fromkeys(b for b in inside if inside.count(b) == everywhere.count(b)):
             reader = next((s for s in products if buffer in (s.a, s.b)), None)
@@ -84,7 +84,7 @@ def _produce(kernel: ir.Kernel, role: Role) -> Role:
             if once:
                 at_least_once(stmt)
                 first = tuple(s for step in _loaded(kernel, once, stmt.var, stmt.location) for s in step)
-                steps.insert(1, [ir.If(stmt.location, ir.Call("bool", "eq", (stmt.var, ZERO)), first)])
+                steps.insert(1, [ir.If(stmt.location, ir.call("eq", stmt.var, 0), first)])
             body.append(replace(stmt, body=tuple(s for step in steps for s in step)))
         elif body:
             problem = "a tile is loaded behind the loop whose product reads it"
@@ -109,12 +109,12 @@ def _consume(kernel: ir.Kernel, role: Role) -> Role:
     (tiles,), products, stores = role.body, Products(kernel), [s for s in ir.walk(role.body) if is_store(s)]
     ahead, body = [], []
     for stmt in tiles.body:
-        if isinstance(stmt, ir.Pipelined) and any(isinstance(s, ir.Gemm) for s in ir.walk(stmt.body)):
+        if isinstance(stmt, ir.Pipelined) and any(ir.walk(stmt.body, ir.Gemm)):
             body += products.pipelined(stmt, tiles.alternate)
         elif isinstance(stmt, ir.Pipelined):
             body += products.straight([unrolled(stmt, kernel.rings, stores, ahead)])
         else:
-            body += products.straight(stored(plain(stmt), ZERO))
+            body += products.straight(stored(plain(stmt), ir.ZERO))
     body = [*ahead, *anew(chunked(body + products.retire()), stores)]
     before, body, behind = _in_turns(body, tiles.location) if tiles.alternate else ((), body, ())
     body = exchanged((replace(tiles, body=tuple(body)),), set())
@@ -127,8 +127,7 @@ def _in_turns(body: list[ir.Stmt], where: ir.Location):
     Before all tiles the last group gives the first its first turn; behind them one is left over.
     """
     group = ir.Var("int32", "group")  # 1 or 2, which are the groups' own barriers
-    take = Meet(where, ir.Call("int32", "add", (group, ir.Const("int32", 2))), True)
-    give = Meet(where, ir.Call("int32", "sub", (ir.Const("int32", 5), group)), False)
+    take, give = Meet(where, ir.call("add", group, 2), True), Meet(where, ir.call("sub", 5, group), False)
     turns = [s for stmt in body for s in ((take, stmt, give) if isinstance(stmt, ir.Pipelined) else (stmt,))]
     skips = [stmt for stmt in body if isinstance(stmt, Advance)]
     return (Alone(where, "last", (give, *skips)),), turns, (Alone(where, "next", (take,)),)

@@ -33,7 +33,7 @@ def schedule(kernel: ir.Kernel, target: Target) -> ir.Kernel:
     problem = f"{target.name} has no clusters, and the kernel asks for one of {kernel.ctas} CTAs"
     require(kernel.ctas <= 1, problem, "cluster=(1, 1), and copies without multicast", kernel.location)
     rings, role = tuple(find_rings(kernel)), consumers(kernel)
-    (tiles,), gemms = role.body, [s for s in ir.walk(kernel.body) if isinstance(s, ir.Gemm)]
+    (tiles,), gemms = role.body, list(ir.walk(kernel.body, ir.Gemm))
     require(len(gemms) == 1, f"the kernel has {len(gemms)} products", "one T.gemm in one T.Pipelined loop", kernel.location)
     columns = 8 * accumulators(kernel, gemms[0].c, gemms[0].location).across  # a block of each warp
     for copy in (s for s in ir.walk(kernel.body) if is_load(s) or is_store(s)):
@@ -68,16 +68,16 @@ def _check_copy(kernel: ir.Kernel, copy: ir.Copy) -> None:
 def _product_loop(loop: ir.Pipelined, ring: Ring) -> list[ir.Stmt]:
     *loads, gemm = loop.body
     depth = gemm.a.shape[0 if gemm.transpose_a else 1] if isinstance(gemm, ir.Gemm) else 0
-    clear = ir.Call("bool", "eq", (loop.var, ir.Const("int32", 0)))
+    clear = ir.call("eq", loop.var, 0)
     steps, where = depth // STEP, gemm.location
     fits = depth and depth % (2 * STEP) == 0 and gemm.clear == clear and gemm.a.scope == "shared" and not gemm.stage
     problem = f"the loop is not loads and a product of a multiple of {2 * STEP} of K, in 3 stages or more, cleared at first"
     instead = f"T.copy(a..), T.copy(b..), T.gemm(.., clear_accum={loop.var} == 0) in T.Pipelined(.., num_stages=4)"
     require(all(map(is_load, loads)) and ring.stages >= 3 and fits, problem, instead, loop.location)
     begin_first, land_first = _copies(loads, loop.var, AHEAD)
-    begin, land = _copies(loads, loop.var, ir.Call("int32", "add", (loop.var, ir.Const("int32", ring.stages - 1))))
+    begin, land = _copies(loads, loop.var, ir.call("add", loop.var, ring.stages - 1))
     wait = [Retire(where, "copy", ring.stages - 2)] if asynchronous(loads[0]) else []
-    before, last = (ir.Call("int32", "sub", (i, ir.Const("int32", 1))) for i in (loop.var, loop.extent))
+    before, last = ir.call("sub", loop.var, 1), ir.call("sub", loop.extent, 1)
     late = (Multiply(where, gemm, steps - 1),)
     body = [*wait, Sync(where), Operands(where, gemm, 0, loop.var), At(where, loop.var, before, late)]
     for q in range(1, steps):
@@ -126,7 +126,7 @@ def _announced(body, columns: int) -> tuple[ir.Stmt, ...]:
 
 def accumulators(kernel: ir.Kernel, tile: ir.Buffer, location: ir.Location) -> WarpAccumulators:
     """Each group of four warps has some of the rows of C (FullRow), its warps have tiles as square as can be; so beside C."""
-    (gemm,) = (s for s in ir.walk(kernel.body) if isinstance(s, ir.Gemm))
+    (gemm,) = ir.walk(kernel.body, ir.Gemm)
     (rows, columns), groups = gemm.c.shape, kernel.threads // GROUP
     shapes = [(groups * d, 4 // d) for d in (1, 2, 4)]
     fitting = [(m, n) for m, n in shapes if {rows / m, columns / n} <= {16, 32, 64, 128}]

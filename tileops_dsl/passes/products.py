@@ -14,8 +14,6 @@ from tileops_dsl.errors import TileError, require
 from tileops_dsl.plan import named, ring_of
 from tileops_dsl.schedule import Advance, At, Await, Issue, Retire, Ring, Signal
 
-ZERO, ONE = ir.Const("int32", 0), ir.Const("int32", 1)
-
 
 class Products:
     """Rewrites the statements of a tile, in order; `flying` are the products that are not waited for yet."""
@@ -72,10 +70,10 @@ class Products:
         out: list[ir.Stmt] = [Await(where, f"{ring.prefix}full", ring.var) for ring in once]
         if late:
             at_least_once(loop)
-            out.append(At(where, loop.var, ZERO, (*self.straight(_decided(early, loop.var, (0, 0))), *self.retire())))
+            out.append(At(where, loop.var, ir.ZERO, (*self.straight(_decided(early, loop.var, (0, 0))), *self.retire())))
             behind = 1 + max((n for n, s in enumerate(early) if isinstance(s, ir.Gemm)), default=-1)
-            early.insert(behind, At(late[0].location, loop.var, ir.Call("int32", "sub", (loop.var, ONE)), late))
-        for start, extent, bound, within in _parts(loop, ONE if late else ZERO):
+            early.insert(behind, At(late[0].location, loop.var, ir.call("sub", loop.var, 1), late))
+        for start, extent, bound, within in _parts(loop, ir.Const("int32", 1) if late else ir.ZERO):
             body = self.straight(_decided(early, loop.var, (1 if late else 0, math.inf), bound, within))
             if loop.pending:  # the stage before is handed back
                 body += [Retire(where, "product", loop.pending), *_handed_back(self.rings(products), where, "before")]
@@ -84,8 +82,7 @@ class Products:
             out.append(replace(loop, start=start, extent=extent, body=tuple(body)))
         out += _handed_back(once, where)
         if late:
-            last = ir.Call("int32", "sub", (loop.extent, ONE))
-            out.append(At(late[0].location, loop.var, last, tuple(self.straight(late))))
+            out.append(At(late[0].location, loop.var, ir.call("sub", loop.extent, 1), tuple(self.straight(late))))
         elif loop.pending:
             out += [self.retire()[0], *(Signal(where, f"{ring.prefix}empty", "last") for ring in self.rings(products))]
         return out + [Advance(where, ring, loop.extent) for ring in self.rings(products) if alternate]
@@ -150,5 +147,5 @@ def _parts(loop: ir.Pipelined, start: ir.Const):
     match bounds[0]:
         case ir.Call(op="min", args=(_, ir.Const(value=n))) if n <= start.value:
             return [(start, loop.extent, bounds[0], False)]
-    first, second = ir.Call("int32", "min", (*bounds, loop.extent)), ir.Call("int32", "max", (*bounds, start))
+    first, second = ir.call("min", *bounds, loop.extent), ir.call("max", *bounds, start)
     return [(start, first, bounds[0], True), (second, loop.extent, bounds[0], False)]

@@ -24,12 +24,12 @@ def assign_roles(kernel: ir.Kernel, target: Target) -> ir.Kernel:
     _check_kernel(kernel, target)
     if not target.warp_groups:  # all threads do the same
         return replace(kernel, roles=(Role("threads", (0,), None, only(kernel.body, lambda stmt: True)),))
-    loads = set(map(id, _producer_copies(kernel)))
+    loads = _producer_copies(kernel)
     require(loads, "no T.Pipelined loop copies tiles for T.gemm", "T.copy(a[i, k], a_tile) in the loop", kernel.location)
-    (loading,) = only(kernel.body, lambda stmt: id(stmt) in loads)
+    (loading,) = only(kernel.body, lambda stmt: stmt in loads)
     producer = Role("producer", (0,), 0, (replace(loading, alternate=False),))
     groups = tuple(range(1, kernel.threads // GROUP + 1))
-    consumer = Role("consumer", groups, None, only(kernel.body, lambda stmt: id(stmt) not in loads))
+    consumer = Role("consumer", groups, None, only(kernel.body, lambda stmt: stmt not in loads))
     return replace(kernel, roles=(producer, consumer))
 
 
@@ -92,10 +92,10 @@ def _check_kernel(kernel: ir.Kernel, target: Target) -> None:
 
 def _producer_copies(kernel: ir.Kernel) -> list[ir.Copy]:
     """Loads into tiles that no other statement writes, if some of them stand in a T.Pipelined loop."""
-    written = [s.dst for s in ir.walk(kernel.body) if isinstance(s, ir.Copy) and not is_load(s)]
-    piped = {id(s) for loop in ir.walk(kernel.body) if isinstance(loop, ir.Pipelined) for s in ir.walk(loop.body)}
+    written = [s.dst for s in ir.walk(kernel.body, ir.Copy) if not is_load(s)]
+    piped = {s for loop in ir.walk(kernel.body, ir.Pipelined) for s in ir.walk(loop.body)}
     loads = [s for s in ir.walk(kernel.body) if is_load(s)]
-    for stmt in (s for s in loads if s.dst in written and id(s) not in piped):
+    for stmt in (s for s in loads if s.dst in written and s not in piped):
         raise TileError("a tile is loaded into shared memory outside T.Pipelined", "the copy in the loop", stmt.location)
     loads = [s for s in loads if s.dst not in written]
-    return loads if any(id(s) in piped for s in loads) else []
+    return loads if piped.intersection(loads) else []

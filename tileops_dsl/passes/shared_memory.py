@@ -14,7 +14,7 @@ from dataclasses import replace
 from tileops_dsl import ir
 from tileops_dsl.instruction_layouts import SharedTile
 from tileops_dsl.layouts import VectorisedRows
-from tileops_dsl.plan import boxes, buffer_bytes, consumers, feeds_itself, is_common, loads_of, peers, sharing
+from tileops_dsl.plan import boxes, consumers, copies, feeds_itself, is_common, loads_of, peers, sharing, stages
 from tileops_dsl.schedule import Barrier
 from tileops_dsl.targets import Target
 
@@ -24,8 +24,8 @@ def plan_shared_memory(kernel: ir.Kernel, target: Target) -> ir.Kernel:
     for buffer, layout in kernel.layouts.items():
         if buffer.scope == "shared" and not buffer.alias:
             alignment = layout.swizzle.alignment if isinstance(layout, SharedTile) else 16
-            needs.append((buffer, buffer_bytes(kernel, buffer), alignment))
-    for stmt in (s for s in ir.walk(kernel.body) if isinstance(s, ir.Reduce)):
+            needs.append((buffer, layout.bytes * stages(kernel, buffer) * copies(kernel, buffer), alignment))
+    for stmt in ir.walk(kernel.body, ir.Reduce):
         layout = kernel.layouts[stmt.src]
         if isinstance(layout, VectorisedRows) and layout.warps_per_row > 1:  # a float for each row of each of these groups
             needs.append((stmt, -(-4 * layout.rows * layout.warps_per_row // 16) * 16, 16))

@@ -78,9 +78,9 @@ class Machine:
 
     def run(self) -> None:
         agents = [a for cta in range(self.kernel.ctas) for role in self.kernel.roles for a in self.agents(cta, role)]
-        waiting = {id(agent): None for agent in agents}
+        waiting = dict.fromkeys(agents)
         while agents:
-            ready = [a for a in agents if waiting[id(a)] is None or waiting[id(a)]()]
+            ready = [agent for agent in agents if waiting[agent] is None or waiting[agent]()]
             due = [flight for flight in self.flying if self.last not in flight[0]] or self.flying * (not ready)
             if due and (not ready or self.random.random() < self.haste):
                 flight = self.random.choice(due)
@@ -91,7 +91,7 @@ class Machine:
             else:
                 agent = self.random.choice(ready)
                 try:
-                    waiting[id(agent)] = next(agent)
+                    waiting[agent] = next(agent)
                 except StopIteration:
                     agents.remove(agent)
         for barrier in self.barriers.values():

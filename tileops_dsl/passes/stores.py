@@ -33,15 +33,15 @@ def unrolled(loop: ir.Pipelined, rings, stores: list[ir.Copy], ahead: list[ir.St
     extent, ring = constant_extent(loop), next((ring for ring in rings if ring.var == loop.var), None)
     refills, loads = [], {}
     for load in (stmt for stmt in ir.walk(loop.body) if is_load(stmt)):
-        where, var, stages = load.location, loop.var, ir.Const("int32", ring.stages)
+        where, var = load.location, loop.var
         alone = loads[load.dst] = only(loop.body, lambda stmt, load=load: stmt is load)
         reads = [Retire(where, "read", 0)] * (load.dst in [store.src for store in stores])
         expects = Signal(where, f"{ring.prefix}full", "this")
         first = Unrolled(where, var, min(ring.stages, extent), (expects, Issue(where, load, var)))
         ahead.append(_instead(alone, One(where, (*reads, first))))
         if extent > ring.stages:
-            later = replace(load, src=ir.replaced(load.src, {var: ir.Call("int32", "add", (var, stages))}))
-            more = ir.Call("bool", "lt", (var, ir.Const("int32", extent - ring.stages)))
+            later = replace(load, src=ir.replaced(load.src, {var: ir.call("add", var, ring.stages)}))
+            more = ir.call("lt", var, extent - ring.stages)
             refills.append(_instead(alone, ir.If(where, more, (*reads, expects, Issue(where, later, var)))))
     body = [s for stmt in only(loop.body, lambda stmt: not is_load(stmt)) for s in stored(stmt, loop.var)]
     if refills:
@@ -60,7 +60,7 @@ def anew(body: list[ir.Stmt], stores: list[ir.Copy], loads=None, extent: int = 1
         load = (loads or {}).get(tile, ())
         if tile in [store.src for store in stores] and not any(map(is_load, load)):  # before a load they have been waited for
             wait: ir.Stmt = Retire(where, "read", pending)
-            match [s.condition for s in ir.walk(load) if isinstance(s, ir.If)]:
+            match [s.condition for s in ir.walk(load, ir.If)]:
                 case [ir.Call(op="eq" | "ne" as op) as condition]:
                     wait = ir.If(where, replace(condition, op=OPPOSITE[op]), (wait,))
             out += [One(where, (wait,)), Sync(where)]

@@ -19,9 +19,9 @@ def verify(kernel: ir.Kernel, target: Target, properties: tuple[str, ...]) -> No
 def well_formed(kernel: ir.Kernel, target: Target) -> None:
     """Names are in scope, buffers are allocated once and before use, indices fit; a tensor is used only where it was passed."""
     _check_block(kernel.body, {*kernel.tensors, *kernel.parameters, *(block.name for block in kernel.blocks)})
-    if not plan.feeds_itself(kernel):
-        for stmt, words in ((stmt, _expert(stmt)) for stmt in ir.walk(kernel.body)):
-            require(not words, f"{words} in a kernel without T.ws", "the groups' work in T.ws", stmt.location)
+    for stmt in () if plan.feeds_itself(kernel) else ir.walk(kernel.body):
+        words = _expert(stmt)
+        require(not words, f"{words} in a kernel without T.ws", "the groups' work in T.ws", stmt.location)
 
 
 def _expert(stmt: ir.Stmt) -> str | None:
@@ -33,18 +33,18 @@ def _expert(stmt: ir.Stmt) -> str | None:
             return "T.fill of a tile in shared memory"
         case ir.Copy(src=ir.Buffer(scope="shared"), dst=ir.Buffer(scope="fragment")):
             return "a copy out of shared memory"
-        case ir.Pipelined(start=start, step=step) if start != ir.Const("int32", 0) or step != 1:
+        case ir.Pipelined(start=start, step=step) if start != ir.ZERO or step != 1:
             return "a T.Pipelined loop from another start, or in other steps,"
         case ir.Store(buffer=ir.Tensor()):
             return "an element of a tensor"
-    kinds = {type(e) for expr in ir.exprs_of(stmt) for e in ir.subexprs(expr)}
+    kinds = set(map(type, ir.subexprs(stmt)))
     return "an element of a tensor" if ir.Element in kinds else "T.any_of" if ir.AnyOf in kinds else None
 
 
 def _check_block(body, known: set) -> None:
     """Known are tensors, buffers, names, and the conditions that hold here."""
     for stmt in body:
-        where, exprs = stmt.location, [e for expr in ir.exprs_of(stmt) for e in ir.subexprs(expr)]
+        where, exprs = stmt.location, list(ir.subexprs(stmt))
         inside = known | {ir.EACH.name} if isinstance(stmt, ir.If) else known
         if isinstance(stmt, ir.Alloc):
             require(stmt.buffer not in known, f"{stmt.buffer.name} is allocated twice", "one allocation", where)
@@ -88,7 +88,7 @@ def _check_extents(loop: ir.Parallel) -> None:
 def layouts(kernel: ir.Kernel, target: Target) -> None:
     """Each tile has a layout of its shape; a fragment's fills the registers of the threads that have fragments."""
     threads = plan.group_threads(kernel) if kernel.roles else kernel.threads
-    for stmt in (s for s in ir.walk(kernel.body) if isinstance(s, ir.Alloc)):
+    for stmt in ir.walk(kernel.body, ir.Alloc):
         buffer, shape, where = stmt.buffer, stmt.buffer.shape, stmt.location
         layout, name = kernel.layouts.get(buffer), buffer.name
         if kernel.roles and not isinstance(layout, Linear):
@@ -127,21 +127,18 @@ def _check_rows(kernel: ir.Kernel, target: Target) -> None:
             tile = tile_of(kernel.layouts[stmt.buffer])
             require(tile == tiles[0], f"a second distribution of rows: {tile} and {tiles[0]}", "one layout", stmt.location)
         elif isinstance(stmt, ir.Copy):
-            _check_copy(stmt, kernel)
+            layout, tensor = kernel.layouts[stmt.tile], stmt.region.tensor
+            tile = tile_of(layout)
+            vector = {PerRow: 1, PerColumn: tile.column_vector, VectorisedRows: tile.vector}[type(layout)]
+            found = f"{stmt.tile.name} is accessed {vector} elements at a time, {tensor.name} promises {tensor.vector}"
+            instead = f"T.Tensor(..., vector={vector}), or a layout of that vector"
+            require(tensor.vector % vector == 0, found, instead, stmt.location)
         elif isinstance(stmt, ir.Parallel):
             _check_columns(stmt, kernel)
     limit = min(target.registers_per_thread, target.registers_per_cta // kernel.threads)
     largest = max((la.registers * ir.DTYPES[b.dtype] / 4 for b, la in kernel.layouts.items()), default=0)
     problem = f"a fragment needs {largest:.0f} registers of {limit}"
     require(largest <= limit, problem, "fewer passes or chunks, or more threads")
-
-
-def _check_copy(stmt: ir.Copy, kernel: ir.Kernel) -> None:
-    layout, tensor = kernel.layouts[stmt.tile], stmt.region.tensor
-    tile = tile_of(layout)
-    vector = {PerRow: 1, PerColumn: tile.column_vector, VectorisedRows: tile.vector}[type(layout)]
-    found = f"{stmt.tile.name} is accessed {vector} elements at a time, {tensor.name} promises {tensor.vector}"
-    require(tensor.vector % vector == 0, found, f"T.Tensor(..., vector={vector}), or a layout of that vector", stmt.location)
 
 
 def _check_columns(loop: ir.Parallel, kernel: ir.Kernel) -> None:
@@ -165,7 +162,7 @@ def shared_memory(kernel: ir.Kernel, target: Target) -> None:
 
 def _exchanges(kernel: ir.Kernel):
     """Each reduction's, with its size."""
-    for stmt in (s for s in ir.walk(kernel.body) if isinstance(s, ir.Reduce)):
+    for stmt in ir.walk(kernel.body, ir.Reduce):
         layout = kernel.layouts[stmt.src]
         groups = layout.threads_per_row if layout.lanes_on_rows else -(-layout.threads_per_row // 32)
         if groups > 1:

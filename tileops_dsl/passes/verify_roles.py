@@ -19,7 +19,7 @@ WORK = ir.Copy | ir.Gemm | ir.Parallel | ir.Reduce  # and T.fill, which a pass m
 
 def roles(kernel: ir.Kernel, target: Target) -> None:
     """Each statement of the program is some role's, and in no other role; in T.ws, each of its groups'."""
-    ons = [stmt for stmt in ir.walk(kernel.body) if isinstance(stmt, ir.On)]
+    ons = list(ir.walk(kernel.body, ir.On))
     of_groups = {(line, group) for on in ons for group in on.groups for line in _lines(on.body)}
     program = Counter(line for line, _ in of_groups) if ons else Counter(_lines(kernel.body))
     split = program == Counter(line for role in kernel.roles for line in _lines(role.body))
@@ -51,15 +51,15 @@ def schedule(kernel: ir.Kernel, target: Target) -> None:
 
 def _done(body, run: Run, target: Target) -> dict:
     """What is done to each tile, in order (by products to their registers: the rest is the simulation's); and all loads."""
-    done, tiles = defaultdict(list), {}  # by the id of a statement
+    done, tiles = defaultdict(list), {}
     for event in (e for e in events(body, run) if isinstance(e.op, WORK | ir.Fill) and not isinstance(e.stmt, Land | Operands)):
         op, load = event.op, plan.is_load(event.op)
         what = meaning(event), None if load else tuple(event.values.items())
         parts = [what] if target.warp_groups else _of_threads(event, what)
-        if id(op) not in tiles:
+        if op not in tiles:
             named = {tile for tile in plan.named(op) if tile.scope == "fragment" or not isinstance(op, ir.Gemm)}
-            tiles[id(op)] = {None} if load else named
-        for tile in tiles[id(op)]:
+            tiles[op] = {None} if load else named
+        for tile in tiles[op]:
             done[tile] += parts
     return done
 
@@ -136,8 +136,8 @@ def barriers(kernel: ir.Kernel, target: Target) -> None:
 
 def relevant(kernel: ir.Kernel) -> list[dict[str, int]]:
     """The ways that differ in what happens in shared memory: a condition around fragments only is taken as it comes first."""
-    around = [s for s in ir.walk(kernel.body) if isinstance(s, ir.If) and kernel.shared.keys() & set(plan.named(s))]
-    names = {e.name for stmt in around for e in ir.subexprs(stmt.condition) if isinstance(e, ir.Var)}
+    around = [s for s in ir.walk(kernel.body, ir.If) if kernel.shared.keys() & set(plan.named(s))]
+    names = {e.name for stmt in around for e in ir.subexprs(stmt) if isinstance(e, ir.Var)}
     chosen: dict[tuple, dict[str, int]] = {}
     for way in ways(kernel):
         chosen.setdefault(tuple(value for name, value in way.items() if name in names), way)
@@ -154,6 +154,6 @@ def budgets(kernel: ir.Kernel, target: Target) -> None:
         return
     steps = all(24 <= role.registers <= 240 and role.registers % 8 == 0 for role in kernel.roles)
     start = target.registers_per_cta // (kernel.threads + 128) // 8 * 8 * (kernel.threads + 128)
-    beside = 44 if sum(isinstance(s, ir.Gemm) for s in ir.walk(kernel.body)) == 1 else 24
+    beside = 44 if len(list(ir.walk(kernel.body, ir.Gemm))) == 1 else 24
     fits = total <= start and words + beside <= plan.consumers(kernel).registers and steps
     require(fits, f"registers of {total} in all, {words} in fragments", "budget_registers", kernel.location)
