@@ -338,6 +338,36 @@ class I64(Number):
     code = "q"
 
 
+NUMBERS = {"int32_t": I32, "int64_t": I64, "float": F32}
+
+
+def fields(entry, arrays, written):
+    """What launch_kernel() takes of a manifest's entry: (values, names).
+
+    arrays: by field, arrays (None: not given) and numbers; strides follow from the arrays, 0 for dimensions that they lack.
+    written: the fields that the kernel writes.
+    """
+    values, names = [], []
+    for field, ctype, count in entry["params"]:
+        given = None if field.endswith("_stride") else arrays[field]
+        if ctype == "tensor_map" and given is None:  # nothing looks at it
+            values.append(bytes(128))
+        elif ctype == "tensor_map":
+            at = entry["maps"][field]
+            box = (*at["box"], *[1] * (given.ndim - len(at["box"])))
+            values.append(TensorMap(given, box, at["swizzle"], writable=field in written))
+        elif ctype.endswith("*"):
+            values.append(None if given is None else (Out if field in written else In)(given))
+        elif field.endswith("_stride"):
+            of = arrays[field.removesuffix("_stride")]
+            own = [] if of is None else [s // of.itemsize for s in of.strides]
+            values += map(I64, own + [0] * (count - len(own)))
+        else:
+            values.append(NUMBERS[ctype](given))
+        names += [field] * (len(values) - len(names))
+    return values, names
+
+
 def launch_kernel(
     source, name, values, grid, threads, shared_bytes=0, *, cluster=1, seed=0, names=None, include_dirs=GENERATED, **more
 ):

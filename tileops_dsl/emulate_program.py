@@ -29,7 +29,6 @@ from tileops_dsl.passes.meaning import number
 CODES = {"uint16": 1, "float16": 2, "float32": 3}  # DTypeCode of csrc/include/tileops/types.h, by NumPy's dtype
 HALF_UNITS = {"uint16": 2**-8, "float16": 2**-11, "float32": 2**-24}  # relative, of the last place
 SLACK = {"flash_attention": 2**-7}  # of the largest result: weights are rounded to 16 bits; elsewhere sums in float32
-NUMBERS = {"int64_t": emulator.I64, "int32_t": emulator.I32, "float": emulator.F32}
 
 
 @dataclass(frozen=True)
@@ -76,9 +75,10 @@ def bind(program, *tensors, config: Config, multiprocessors: int = 4, **scalars)
     generated = output.compile_config(config, program=program)
     made = {tensor: _output(tensor, dims, given) for tensor in written}
     arrays = {tensor.name: array for tensor, array in (given | made).items()}
-    maps = {name: (m["box"], m["swizzle"]) for name, m in generated.entry.get("maps", {}).items()}
-    fields = [(f[0], v) for f in generated.fields for v in _values(f, arrays, dims | scalars, maps, {t.name for t in made})]
-    names, values = map(list, zip(*fields, strict=True))
+    for tensor in kernel.tensors:
+        array = arrays[tensor.name]
+        arrays |= {tensor.flag: int(array is not None), f"{tensor.name}_dtype": 0 if array is None else CODES[array.dtype.name]}
+    values, names = emulator.fields(generated.entry, arrays | dims | scalars, {t.name for t in made})
     launch = generated.entry["threads"], generated.entry["shared_bytes"], kernel.ctas
     grid = _grid(kernel, dims, multiprocessors)
     return Bound(generated, source_of(generated), tuple(made.values()), values, names, grid, *launch)
@@ -104,26 +104,6 @@ def _output(tensor: ir.Tensor, dims: dict[str, int], arrays: dict) -> np.ndarray
     made = np.empty(shape, dtype) if like is None else np.empty_like(like, dtype, order="K")
     made[...] = np.frombuffer(b"\xff" * dtype.itemsize, dtype)[0]  # NaN
     return made
-
-
-def _values(field: tuple, arrays: dict, numbers: dict, maps: dict, written: set[str]) -> list:
-    """Of a field of the parameter struct (codegen/params.py): one, or the items of an array."""
-    name, ctype, count = field
-    tensor = arrays.get(name.removeprefix("has_").removesuffix("_dtype").removesuffix("_stride"))
-    if ctype == "tensor_map" and tensor is None:  # nothing looks at it
-        return [bytes(128)]
-    if ctype == "tensor_map":
-        box, swizzle = maps[name]
-        return [emulator.TensorMap(tensor, (*box, *[1] * (tensor.ndim - 2)), swizzle, name in written)]
-    if ctype.endswith("*"):
-        return [None if tensor is None else (emulator.Out if ctype == "void*" else emulator.In)(tensor)]
-    if name in numbers:
-        return [NUMBERS[ctype](numbers[name])]
-    if name.startswith("has_"):
-        return [emulator.I32(tensor is not None)]
-    if name.endswith("_dtype"):
-        return [emulator.I32(0 if tensor is None else CODES[tensor.dtype.name])]
-    return [emulator.I64(s) for s in ([0] * count if tensor is None else [n // tensor.itemsize for n in tensor.strides])]
 
 
 def _grid(kernel: ir.Kernel, dims: dict[str, int], multiprocessors: int) -> tuple[int, ...]:

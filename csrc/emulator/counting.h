@@ -42,20 +42,22 @@ class Counting final : public Launch {
     for (int bytes = element * count; bytes > 0; bytes -= 16) use(word, site, write);
     return Launch::access_global(origin, byte_offset, element, count, write, site);
   }
+  // Accesses of shared memory count once they were found to lie inside it: elsewhere are no banks.
   void* access_shared(int64_t at, int bytes, bool write, int of_rank, int site) override {
+    void* place = Launch::access_shared(at, bytes, write, of_rank, site);
     if (of_rank >= 0) {
       use(write ? "store_shared_of_rank" : "load_shared_of_rank", site);
     } else {
       (write ? shared_by_threads.written : shared_by_threads.read) += bytes;
       use_shared(write ? "store_shared" : "load_shared", at, bytes, !write, site);
     }
-    return Launch::access_shared(at, bytes, write, of_rank, site);
+    return place;
   }
   void matrices(int64_t row, uint16_t* values, int count, bool transposed, bool write, int site) override {
+    Launch::matrices(row, values, count, transposed, write, site);
     const bool points = thread % 32 < count * 8;
     if (points) (write ? shared_by_threads.written : shared_by_threads.read) += 16;
     use_shared(write ? "store_matrix" : "load_matrix", points ? row : kNowhere, 16, false, site);
-    Launch::matrices(row, values, count, transposed, write, site);
   }
   void copy_async(int64_t offset, const void* origin, int64_t from, int bytes, bool inside, int site) override {
     use("copy_async", site);

@@ -59,14 +59,17 @@ def moved(view: torch.Tensor, device: str) -> torch.Tensor:
     return whole.to(device).as_strided(view.shape, view.stride(), view.storage_offset())
 
 
-def launch_by_fields(kernel: dict, values: dict, path: Path, seed: int, grid=None) -> None:
-    """A kernel that takes pointers and strides. values: tensors (None: absent) and numbers."""
+def launch(kernel: dict, values: dict, outs: dict, path: Path, seed: int, grid) -> None:
+    """values: by field, tensors (None: absent) and numbers. outs: those that the kernel writes."""
     arrays = {name: as_array(v) if isinstance(v, torch.Tensor) else v for name, v in values.items()}
-    for name, _, count in kernel["params"]:
-        if name.endswith("_stride") and name not in arrays:
-            array = arrays[name.removesuffix("_stride")]
-            arrays[name] = [0] * count if array is None else [s // array.itemsize for s in array.strides]
-    emulate.launch(kernel, path, arrays, seed, grid=grid)
+    packed, _ = emulate.fields(kernel, arrays, outs)
+    launched = grid, kernel["threads"], kernel["shared_bytes"]
+    emulate.launch_kernel(path, kernel["name"], packed, *launched, cluster=kernel.get("cluster", 1), seed=seed)
+
+
+def launch_rows(kernel: dict, values: dict, outs: dict, path: Path, seed: int) -> None:
+    rows = -(-values["inner"] // kernel["rows_per_block"])
+    launch(kernel, values, outs, path, seed, (rows, *(values[extent] for extent in ("outer", "batch") if extent in values)))
 
 
 # ---- row kernels
@@ -99,7 +102,7 @@ def row_problem(kernel: dict, seed: int) -> Problem:
     slack = FUNCTIONS * exact.abs()
     if kernel["op"] == "rms_norm_silu":  # the error of v in exp(v)
         slack *= 1 + ops_reference.exact_rms_norm(x, **options).abs()
-    return Problem((x,), options, {"out": y}, (exact,), (slack,), lambda *at: launch_by_fields(kernel, values, *at))
+    return Problem((x,), options, {"out": y}, (exact,), (slack,), lambda *at: launch_rows(kernel, values, ("y",), *at))
 
 
 def merge_problem(kernel: dict, seed: int) -> Problem:
@@ -113,7 +116,8 @@ def merge_problem(kernel: dict, seed: int) -> Problem:
     exact = merge_reference.exact(*args)
     size = exact[1].abs()
     slack = torch.tensor(4 * FUNCTIONS), FUNCTIONS * (1 + size.masked_fill(size.isinf(), 0))
-    return Problem(args, {}, {"out": out, "lse": lse}, exact, slack, lambda *at: launch_by_fields(kernel, values, *at))
+    outs = {"out": out, "lse": lse}
+    return Problem(args, {}, outs, exact, slack, lambda *at: launch_rows(kernel, values, outs, *at))
 
 
 # ---- products
@@ -141,23 +145,13 @@ def gemm_problem(kernel: dict, seed: int) -> Problem:
     numbers |= {"activation": seed % 5, "has_residual": 1}
 
     def run(path: Path, seed: int) -> None:
-        if not kernel["maps"]:
-            return launch_by_fields(kernel, stored | numbers | {"bias": bias}, path, seed, grid=(2, 1))
-        maps = [tensor_map(kernel, name, t, written=name == "c") for name, t in stored.items()]
-        values = [*maps, emulate.In(as_array(bias)), *map(emulate.I32, numbers.values())]
-        launched = 2 * kernel["cluster"], kernel["threads"], kernel["shared_bytes"]
-        return emulate.launch_kernel(path, kernel["name"], values, *launched, cluster=kernel["cluster"], seed=seed)
+        grid = (2 * kernel["cluster"], 1)
+        launch(kernel, stored | numbers | {"bias": bias}, ("c",), path, seed, grid)
 
     sizes = a.double().abs() @ b.double().abs()
     steepest = 1.2  # slope of an activation
     slack = steepest * ANY_ORDER * k * sizes + FUNCTIONS * (sizes + bias.abs() + residual.double().abs())
     return Problem((a, b), options, {"out": c}, (ops_reference.exact_gemm(a, b, **options),), (slack,), run)
-
-
-def tensor_map(kernel: dict, name: str, tensor: torch.Tensor, written: bool) -> emulate.TensorMap:
-    at = kernel["maps"][name]
-    box = (*at["box"], *[1] * (tensor.dim() - len(at["box"])))
-    return emulate.TensorMap(as_array(tensor), box, at["swizzle"], writable=written)
 
 
 # ---- attention
@@ -178,14 +172,12 @@ def attention_problem(kernel: dict, seed: int) -> Problem:
     scale, sinks, cap = head_dim**-0.5, options.get("sinks"), options.get("softcap", 0.0)
 
     def run(path: Path, seed: int) -> None:
-        tensors = {"q": q, "k": k, "v": v, "out": out}
-        values = [tensor_map(kernel, name, t.transpose(1, 2), name == "out") for name, t in tensors.items()]
-        values += [emulate.Out(as_array(lse)), None if sinks is None else emulate.In(as_array(sinks))]
-        values += [*map(emulate.I32, (b, h, hk, sq, sk)), *map(emulate.I64, lse.stride())]
-        values += [emulate.I64(0 if sinks is None else 1), emulate.I64(0), emulate.I32(0 if sinks is None else 3)]
-        values += [emulate.F32((cap or scale) * math.log2(math.e)), emulate.F32(scale / cap if cap else 0.0)]
-        values += [emulate.I32(min(options.get("window_left", sk), sk)), emulate.I32(0 if options["causal"] else sq)]
-        emulate.launch_kernel(path, kernel["name"], values, 4, kernel["threads"], kernel["shared_bytes"], seed=seed)
+        values = {name: t.transpose(1, 2) for name, t in {"q": q, "k": k, "v": v, "out": out}.items()}
+        values |= {"lse": lse, "sinks": sinks, "sinks_dtype": 0 if sinks is None else 3}
+        values |= {"batches": b, "heads": h, "kv_heads": hk, "sq": sq, "sk": sk}
+        values |= {"scale_log2": (cap or scale) * math.log2(math.e), "cap_scale": scale / cap if cap else 0.0}
+        values |= {"window_left": min(options.get("window_left", sk), sk), "window_right": 0 if options["causal"] else sq}
+        launch(kernel, values, ("out", "lse"), path, seed, 4)
 
     sequences = [attention_reference.exact(*t, **options) for t in zip(q, k, v, strict=True)]
     exact = tuple(map(torch.stack, zip(*sequences, strict=True)))

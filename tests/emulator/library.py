@@ -138,24 +138,10 @@ class Kernel:
 
     def __call__(self, problem: Problem, seed: int = 0, **more) -> dict:
         """The results in float64. more: mutate, suppress, as run() of emulate.py takes them."""
-        entry, values, names = self.made.entry, [], []
+        entry = self.made.entry
         for name in problem.exact:
             problem.arrays[name][...] = encode(np.nan, dtype_of(self.row, name))
-        for field, ctype, count in entry["params"]:
-            array = problem.arrays.get(field)
-            if ctype == "tensor_map":
-                array = problem.arrays["c"] if array is None else array
-                at = entry["maps"][field]
-                box = (*at["box"], *[1] * (array.ndim - len(at["box"])))
-                values.append(emulate.TensorMap(array, box, at["swizzle"], writable=field in problem.exact))
-            elif ctype.endswith("*"):
-                values.append(None if array is None else (emulate.Out if field in problem.exact else emulate.In)(array))
-            elif field.endswith("_stride"):
-                values += map(emulate.I64, strides(problem.arrays.get(field.removesuffix("_stride")), count))
-            else:
-                kind = {"int32_t": emulate.I32, "int64_t": emulate.I64, "float": emulate.F32}[ctype]
-                values.append(kind(array))
-            names += [field] * (len(values) - len(names))
+        values, names = emulate.fields(entry, problem.arrays, problem.exact)
         launched = problem.grid, entry["threads"], entry["shared_bytes"]
         options = {"cluster": entry.get("cluster", 1), "sites": entry["sites"], "names": names} | more
         folders = (self.path.parent,)
@@ -168,13 +154,6 @@ class Kernel:
             with np.errstate(invalid="ignore"):
                 right = (found >= low - bound) & (found <= high + bound) | (found == low) | np.isnan(found) & np.isnan(low)
             assert right.all(), f"{self.row.name}, {name}: {np.argwhere(~right)[:4]} of {found.shape}, seed {seed}"
-
-
-def strides(array, count):
-    if array is None:
-        return [0] * count
-    own = [s // array.itemsize for s in array.strides]
-    return own + [0] * (count - len(own))
 
 
 def dtype_of(row, name):
@@ -255,7 +234,7 @@ def row_problem(row, shape, places, n=0) -> Problem:
     x, y = (rows.place(shape, dtype, **at) for dtype, at in zip((row.x, row.y), places, strict=True))
     x[...] = encode(np.random.default_rng(n).standard_normal(shape), row.x)
     choice, scalars = rows.arguments(row, n)
-    arrays = {"x": x, "y": y, "outer": shape[0], "inner": shape[1], "cols": shape[2], **scalars}
+    arrays = {"x": x, "y": y, "outer": shape[0], "inner": shape[1], "cols": shape[2], "weight": None, **scalars}
     weight = None
     if choice:
         arrays["weight"] = rows.place((shape[2],), choice[0], (0,), gap=choice[1], offset=int(row.shifted))

@@ -6,7 +6,7 @@ import pytest
 import test_flash_attention_kernels as of_kernels
 import torch
 from attention_reference import check_dense
-from test_flash_attention_kernels import DTYPES, KERNELS, calls, cuda, into_gaps
+from test_flash_attention_kernels import DTYPES, KERNELS, calls, captured_first, cuda, into_gaps
 
 import tileops
 
@@ -123,25 +123,7 @@ def test_copies_beside_a_busy_stream(causal):
 
 def test_first_call_of_the_process_is_captured(causal, run_python):
     need(causal, 100)
-    program = f"""
-import torch, tileops
-q, k, v = (torch.randn(2, 300, heads, 100, device="cuda").bfloat16() for heads in (4, 2, 2))
-graph = torch.cuda.CUDAGraph()
-torch.cuda.synchronize()
-with torch.cuda.graph(graph, stream=torch.cuda.Stream()):
-    found = tileops.flash_attention(q, k, v, causal={causal})
-    given = torch.empty_like(found[0]), torch.empty_like(found[1])
-    tileops.flash_attention(q, k, v, causal={causal}, out=given[0], lse=given[1])
-for seed in range(3):
-    torch.manual_seed(seed)
-    for tensor in (q, k, v):
-        tensor.copy_(torch.randn(tensor.shape))
-    graph.replay()
-    torch.cuda.synchronize()
-    expected = tileops.flash_attention(q, k, v, causal={causal})
-    assert all(map(torch.equal, found, expected)) and all(map(torch.equal, given, expected))
-"""
-    run_python(program, TILEOPS_REQUIRE_NATIVE="1", TILEOPS_FORCE="sm_90a")
+    captured_first(causal, 100, run_python)
 
 
 @pytest.mark.parametrize("sizes", [(0, 100, 100), (2, 0, 100), (2, 100, 0)])

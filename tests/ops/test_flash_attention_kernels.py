@@ -292,11 +292,11 @@ def test_side_stream(causal):
     assert all(map(torch.equal, found, expected))
 
 
-def test_first_call_of_the_process_is_captured(causal, run_python):
-    need(causal)
+def captured_first(causal, dim, run_python):
+    """A process whose first calls, new and into given results, are inside a capture; replayed on other values."""
     program = f"""
 import torch, tileops
-q, k, v = (torch.randn(2, 300, heads, 128, device="cuda").bfloat16() for heads in (4, 2, 2))
+q, k, v = (torch.randn(2, 300, heads, {dim}, device="cuda").bfloat16() for heads in (4, 2, 2))
 graph = torch.cuda.CUDAGraph()
 torch.cuda.synchronize()
 with torch.cuda.graph(graph, stream=torch.cuda.Stream()):
@@ -313,6 +313,11 @@ for seed in range(3):
     assert all(map(torch.equal, found, expected)) and all(map(torch.equal, given, expected))
 """
     run_python(program, TILEOPS_REQUIRE_NATIVE="1", TILEOPS_FORCE="sm_90a")
+
+
+def test_first_call_of_the_process_is_captured(causal, run_python):
+    need(causal)
+    captured_first(causal, 128, run_python)
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch's own, on importing its compilers
