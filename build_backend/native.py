@@ -14,6 +14,7 @@ from .mode import Plan
 ROOT = Path(__file__).resolve().parent.parent
 CSRC = ROOT / "csrc"
 GENERATED = CSRC / "generated"
+BY_HAND = sorted((CSRC / "kernels").glob("*.cu"))  # kernels without tiles, one of its file's name in each, for any target
 LARGEST_LIBRARY = 40_000_000  # bytes; the wheel deflates it further
 
 # No fast-math: a result must not depend on how a kernel was compiled.
@@ -52,15 +53,22 @@ def compiler_version(cxx: str) -> str:
         raise BuildError(f"no C++ compiler: {cxx} does not run. Install g++, set CXX, or use TILEOPS_BUILD=none") from None
 
 
+def sources(plan: Plan, manifest: dict) -> list[dict]:
+    """What nvcc compiles: entries of the manifest, and those of the kernels by hand, each with its path."""
+    target = "portable" if "portable" in plan.gencode else next(iter(plan.gencode))
+    by_hand = [{"path": path, "target": target, "kernels": [path.stem]} for path in BY_HAND]
+    return [{**entry, "path": GENERATED / entry["file"]} for entry in manifest["sources"]] + by_hand
+
+
 def units(plan: Plan, manifest: dict, cuda: toolkit.Toolkit, cxx: str, cxx_version: str) -> list[objects.Unit]:
     include = ("-I", str(CSRC / "include"), "-I", str(GENERATED))
     host = ("-ccbin", cxx) if "CXX" in os.environ else ()
     found = []
-    for entry in manifest["sources"]:
+    for entry in sources(plan, manifest):
         gencode = [flag for code in plan.gencode[entry["target"]] for flag in ("-gencode", code)]
         paths = (*include, "-L", str(cuda.cudart.parent), *host)  # -L: nvcc from PyPI looks in lib64, but has lib
         compiler = f"nvcc {cuda.version}, {cxx_version}"
-        found.append(objects.Unit("cuda", GENERATED / entry["file"], (*CUDA_FLAGS, *gencode), paths, compiler))
+        found.append(objects.Unit("cuda", entry["path"], (*CUDA_FLAGS, *gencode), paths, compiler))
     paths = ("-I", str(CSRC), *include, "-isystem", str(cuda.include))
     for source in [*sorted(CSRC.glob("*.cpp")), *sorted(GENERATED.glob("*.cpp"))]:
         flags = (*CXX_FLAGS, *namespace_flags())
@@ -74,9 +82,9 @@ def archs(gencode: tuple[str, ...]) -> list[str]:
 
 
 def source_problems(plan: Plan, manifest: dict, source: dict, built: Path) -> list[str]:
-    """What the checks say of the object of a .cu; `source`: its entry in the manifest."""
+    """What the checks say of the object of a .cu; `source`: its kernels and target."""
     report = checks.Report(**json.loads(built.with_suffix(".json").read_text()))
-    is_product = "tile" in manifest["kernels"][source["kernels"][0]]
+    is_product = "tile" in manifest["kernels"].get(source["kernels"][0], {})
     limit = checks.MAX_PRODUCT_BYTES if is_product else checks.MAX_CODE_BYTES
     return checks.problems(report, source["kernels"], archs(plan.gencode[source["target"]]), limit)
 
@@ -84,8 +92,8 @@ def source_problems(plan: Plan, manifest: dict, source: dict, built: Path) -> li
 def kernel_problems(plan: Plan, manifest: dict, built: dict[Path, Path]) -> list[str]:
     return [
         problem
-        for source in manifest["sources"]
-        for problem in source_problems(plan, manifest, source, built[GENERATED / source["file"]])
+        for source in sources(plan, manifest)
+        for problem in source_problems(plan, manifest, source, built[source["path"]])
     ]
 
 

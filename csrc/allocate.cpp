@@ -2,17 +2,30 @@
 
 namespace tileops {
 
+namespace {
+
+Owned empty(int64_t ndim, const int64_t* sizes, const int64_t* strides, int32_t dtype, const TensorView& like,
+            const char* doing) {
+  AtenTensorHandle handle = nullptr;
+  torch_check(aoti_torch_empty_strided(ndim, sizes, strides, dtype, like.device_type, like.device_index, &handle), doing);
+  return Owned(handle);
+}
+
+}  // namespace
+
 Owned empty_strided(int64_t ndim, const int64_t* sizes, const int64_t* strides, DType type, const TensorView& like,
                     const char* doing) {
-  AtenTensorHandle handle = nullptr;
-  torch_check(aoti_torch_empty_strided(ndim, sizes, strides, dtype_code(type), like.device_type, like.device_index, &handle),
-              doing);
-  return Owned(handle);
+  return empty(ndim, sizes, strides, dtype_code(type), like, doing);
 }
 
 Owned empty_contiguous(const std::vector<int64_t>& sizes, DType type, const TensorView& like, const char* doing) {
   const std::vector<int64_t> strides = contiguous_strides(sizes);
   return empty_strided(static_cast<int64_t>(sizes.size()), sizes.data(), strides.data(), type, like, doing);
+}
+
+Owned empty_int32(const std::vector<int64_t>& sizes, const TensorView& like, const char* doing) {
+  const std::vector<int64_t> strides = contiguous_strides(sizes);
+  return empty(static_cast<int64_t>(sizes.size()), sizes.data(), strides.data(), aoti_torch_dtype_int32(), like, doing);
 }
 
 std::vector<int64_t> contiguous_strides(const std::vector<int64_t>& sizes) {

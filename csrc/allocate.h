@@ -11,6 +11,7 @@ namespace tileops {
 Owned empty_strided(int64_t ndim, const int64_t* sizes, const int64_t* strides, DType type, const TensorView& like,
                     const char* doing);
 Owned empty_contiguous(const std::vector<int64_t>& sizes, DType type, const TensorView& like, const char* doing);
+Owned empty_int32(const std::vector<int64_t>& sizes, const TensorView& like, const char* doing);
 
 std::vector<int64_t> contiguous_strides(const std::vector<int64_t>& sizes);
 bool has_no_elements(const std::vector<int64_t>& sizes);

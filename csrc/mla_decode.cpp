@@ -1,8 +1,14 @@
 // mla_decode(Tensor q, Tensor kv_cache, Tensor block_table, Tensor cache_seqlens, float scale, *, Tensor? q_rope=None,
 //     int head_dim_v=512, bool causal=True, int num_splits=0[, Tensor(a!) out, Tensor(b!) lse])
+#include <math.h>
+
 #include <algorithm>
 
+#include "allocate.h"
 #include "attention_check.h"
+#include "eager.h"
+#include "gemm_problem.h"
+#include "mla_launch.h"
 #include "ops.h"
 
 namespace tileops {
@@ -10,7 +16,9 @@ namespace tileops {
 namespace {
 
 constexpr const char* kOp = "mla_decode";
-constexpr int kScale = 4, kRope = 5, kDimV = 6, kSplits = 8;
+constexpr int kScale = 4, kRope = 5, kDimV = 6, kCausal = 7, kSplits = 8;
+constexpr int kQ = 0, kCache = 1, kTable = 2, kLengths = 3;  // of the inputs
+constexpr double kLog2E = 1.4426950408889634;
 
 // In the order and the words of tileops/ops/mla_decode.py.
 struct MlaDecode final : PairOp {
@@ -22,12 +30,12 @@ struct MlaDecode final : PairOp {
     const TensorView& cache = operand("kv_cache", args.tensor(1));
     const TensorView& table = operand("block_table", args.tensor(2));
     const TensorView& lengths = operand("cache_seqlens", args.tensor(3));
-    const TensorView* rope = optional("q_rope", args.optional_tensor(kRope));
+    rope_ = optional("q_rope", args.optional_tensor(kRope));
     type = check_dtype(kOp, "q", q.dtype);
     check_rank(kOp, {"q", &q}, "[B, Sq, H, D]");
     check_like_q(q, {"kv_cache", &cache}, "[pages, page, D]");
-    if (rope) check_rope(q, *rope);
-    const int64_t dim = q.sizes[3] + (rope ? rope->sizes[3] : 0), dim_v = args.value<int64_t>(kDimV);
+    if (rope_) check_rope(q, *rope_);
+    const int64_t dim = q.sizes[3] + (rope_ ? rope_->sizes[3] : 0), dim_v = args.value<int64_t>(kDimV);
     if (cache.sizes[2] != dim) {
       reject(kOp, "kv_cache", "has shape " + shape_text(cache.ndim, cache.sizes),
              "[pages, page, " + std::to_string(dim) + "], the head dim of q");
@@ -41,14 +49,112 @@ struct MlaDecode final : PairOp {
     check_count(kOp, "num_splits", args.value<int64_t>(kSplits));
     out_sizes() = {q.sizes[0], q.sizes[1], q.sizes[2], dim_v};
     lse_sizes() = {q.sizes[0], q.sizes[2], q.sizes[1]};
-    what = std::to_string(q.sizes[2]) + " heads, " + head_dims_text(dim, dim_v) + ", page " + std::to_string(cache.sizes[1]);
+    scale_ = args.value<double>(kScale);
+    causal_ = args.value<bool>(kCausal);
+    num_splits_ = args.value<int64_t>(kSplits);
   }
 
-  std::string why_no_kernel() const override { return no_attention_kernel(kOp, type, what); }
+  ChosenKernel choose_kernel(const Device& device, const std::vector<Place>& places) const override {
+    ChosenKernel chosen;
+    if (type == DType::f32) {
+      chosen.reason = no_attention_kernel(kOp, type, "");
+    } else if (!(scale_log2() > 0 && scale_log2() < INFINITY)) {
+      chosen.reason = "mla_decode kernels take a scale above 0 in float32";
+    } else {
+      MlaChoice choice = choose_mla(device, call_for(places));
+      chosen.mla = choice.variant;
+      chosen.name = choice.variant ? choice.variant->name : nullptr;
+      chosen.reason = choice.reason;
+    }
+    return chosen;
+  }
 
-  std::string what;
+  void launch(Device& device, const ChosenKernel& kernel, const std::vector<Place>& places,
+              cudaStream_t stream) const override {
+    const NoGrad no_grad;
+    MlaCall call = call_for(places);
+    Owned copies[3];  // alive until the launch
+    copies[0] = bind_q(&call);
+    copies[1] = bind_indices(kTable, &call.block_table, &call.block_table_stride);
+    int64_t stride;  // of lengths: 1
+    copies[2] = bind_indices(kLengths, &call.cache_seqlens, &stride);
+    launch_mla(device, *kernel.mla, call, input(kQ), stream);
+  }
 
  private:
+  const TensorView& input(int number) const { return *inputs[number].tensor; }
+  float scale_log2() const { return static_cast<float>(scale_ * kLog2E); }
+
+  MlaCall call_for(const std::vector<Place>& places) const {
+    const TensorView &q = input(kQ), &cache = input(kCache);
+    MlaCall call = {};
+    call.type = type;
+    call.batches = q.sizes[0];
+    call.sq = q.sizes[1];
+    call.heads = q.sizes[2];
+    call.head_dim = cache.sizes[2];
+    call.head_dim_v = results[0].sizes[3];
+    call.pages = cache.sizes[0];
+    call.page = cache.sizes[1];
+    call.table_width = input(kTable).sizes[1];
+    call.cache = const_data(cache.handle);
+    call.cache_strides = cache.strides;
+    call.out_strides = places[0].strides;
+    call.lse_strides = places[1].strides;
+    call.causal = causal_;
+    call.num_splits = num_splits_;
+    call.scale_log2 = scale_log2();
+    call.out = places[0].data;
+    call.lse = places[1].data;
+    return call;
+  }
+
+  // q, or a copy of it whose rows lie one behind the other, with those of q_rope at their ends.
+  Owned bind_q(MlaCall* call) const {
+    const TensorView& q = input(kQ);
+    const int64_t* s = q.strides;
+    const bool has_rows = call->sq == 1 || call->heads == 1 || s[1] == call->heads * s[2];
+    const auto address = reinterpret_cast<uintptr_t>(const_data(q.handle));
+    call->q_strides[0] = s[0];
+    call->q_strides[1] = call->heads > 1 ? s[2] : s[1];
+    if (!rope_ && has_rows && access_along(address, item_size(type), 4, q.sizes, s, 3) == Access::tma) {
+      call->q = const_data(q.handle);
+      return Owned();
+    }
+    const int64_t columns = call->head_dim;
+    Owned rows = empty_contiguous({call->batches, call->sq, call->heads, columns}, type, q, "allocating a copy of q");
+    const std::vector<int64_t> strides = {call->rows() * columns, call->heads * columns, columns, 1};
+    copy_into(rows, q, strides, 0);
+    if (rope_) copy_into(rows, *rope_, strides, q.sizes[3]);
+    call->q = const_data(rows.get());
+    call->q_strides[0] = strides[0];
+    call->q_strides[1] = columns;
+    return rows;
+  }
+
+  static void copy_into(const Owned& rows, const TensorView& from, const std::vector<int64_t>& strides, int64_t column) {
+    AtenTensorHandle view = nullptr;
+    torch_check(aoti_torch__reinterpret_tensor(rows.get(), 4, from.sizes, strides.data(), column, &view), "taking a view");
+    const Owned columns(view);
+    torch_check(aoti_torch_copy_(view, from.handle, 0), "copying q or q_rope");
+  }
+
+  // An index tensor as the kernel reads it, or a copy: int32, neighbours in memory along its last dimension.
+  Owned bind_indices(int number, const int32_t** data, int64_t* stride) const {
+    const TensorView& index = input(number);
+    const int64_t last = index.ndim - 1;
+    *stride = index.strides[0];
+    if (index.dtype == aoti_torch_dtype_int32() && (index.sizes[last] <= 1 || index.strides[last] == 1)) {
+      *data = static_cast<const int32_t*>(const_data(index.handle));
+      return Owned();
+    }
+    Owned copy = empty_int32({index.sizes, index.sizes + index.ndim}, index, "allocating a copy of an index tensor");
+    torch_check(aoti_torch_copy_(copy.get(), index.handle, 0), "converting an index tensor");
+    *data = static_cast<const int32_t*>(const_data(copy.get()));
+    *stride = index.ndim > 1 ? index.sizes[last] : 1;
+    return copy;
+  }
+
   static void check_like_q(const TensorView& q, const NamedTensor& tensor, const char* form) {
     if (tensor.tensor->dtype != q.dtype) {
       reject(kOp, tensor.name, "has dtype " + dtype_text(tensor.tensor->dtype), dtype_text(q.dtype) + ", that of q");
@@ -64,6 +170,11 @@ struct MlaDecode final : PairOp {
     reject(kOp, "q_rope", "has shape " + shape_text(rope.ndim, rope.sizes),
            shape.substr(0, shape.rfind(',')) + ", D] for q of shape " + shape);
   }
+
+  const TensorView* rope_;  // NULL: q has these columns
+  double scale_;
+  bool causal_;
+  int64_t num_splits_;
 };
 
 }  // namespace

@@ -31,6 +31,7 @@ struct ChosenKernel {
   const RowVariant* variant = nullptr;  // of an operator that computes row by row, with its arguments
   RowCall call = {};
   const AttentionVariant* attention = nullptr;
+  const MlaVariant* mla = nullptr;
 };
 
 // One call of such an operator, its inputs checked.

@@ -100,4 +100,20 @@ extern const int attention_variant_count;
 extern const AttentionMeasurement attention_measurements[];
 extern const int attention_measurement_count;
 
+// A kernel of mla_decode, for parts of all requests that csrc/kernels/mla_schedule.cu deals out; grid = (ceil(rows / bm), parts).
+struct MlaVariant {
+  const char* op;
+  const char* name;
+  Target target;
+  DType x;  // of q, kv_cache and out
+  int bm, page, head_dim, head_dim_v;  // the tile: queries and heads, tokens of a page, columns of a key and of a value
+  int threads;
+  int shared_bytes;
+  MapBox maps[3];  // q, kv_cache, out
+  const void* kernel;
+};
+
+extern const MlaVariant mla_variants[];
+extern const int mla_variant_count;
+
 }  // namespace tileops

@@ -79,10 +79,10 @@ def files_of(kernels: list[Generated], targets: list[str]) -> dict[str, str]:
 
 
 def _smoke(rows: list[Config]) -> list[Config]:
-    """For each operator and target, the first plain bfloat16 kernel."""
+    """For each operator and target, the first plain bfloat16 kernel; of one without such a kernel, the first that writes it."""
     chosen = {}
-    for row in rows:
-        if row.plain and row.x == row.y == "bfloat16":
+    for row in sorted(rows, key=lambda row: not (row.plain and row.x == row.y)):
+        if row.y == "bfloat16":
             chosen.setdefault((row.op, row.target), row)
     return list(chosen.values())
 

@@ -3,9 +3,10 @@
 from collections.abc import Callable
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from functools import cached_property
 
 from tileops_dsl import ir, plan
-from tileops_dsl.codegen.expressions import CODES, CTYPES, statement
+from tileops_dsl.codegen.expressions import CODES, CTYPES, statement, text
 from tileops_dsl.layouts import PerColumn, PerRow, VectorisedRows
 
 
@@ -16,6 +17,7 @@ class Emitter:
     depth: int = 1
     sites: dict[int, str] = field(default_factory=dict)
     body: Callable | None = None  # how statements are written, one behind the other
+    declared: dict[ir.Expr, ir.Var] = field(default_factory=dict)  # numbers that have a name here
 
     def definition(self, name: str, struct: str) -> str:
         """Of the kernel, whose body has been written."""
@@ -43,9 +45,27 @@ class Emitter:
         self.line("TILEOPS_UNROLL")
         self.line(f"{_head(var, end, start, step)} {code}")
 
-    def number(self, expr: ir.Expr) -> str:
-        """The text of one that loads no fragment."""
-        return statement(expr, None)
+    def number(self, expr: ir.Expr, factor: bool = False) -> str:
+        """The text of one that loads no fragment, or of a factor."""
+        return (text if factor else statement)(ir.replaced(expr, self.declared), None)
+
+    @cached_property
+    def elements(self) -> dict[ir.Element, str]:
+        """Names of the elements of tensors that the program uses as numbers and has not named."""
+        names: dict[ir.Element, str] = {}
+        exprs = {e for s in ir.walk(self.kernel.body) for x in ir.exprs_of(s) for e in ir.subexprs(x)}
+        for expr in sorted((e for e in exprs if isinstance(e, ir.Element) and e not in self.kernel.named), key=str):
+            name = "_".join([expr.tensor.name, *(str(i) for i in expr.indices if isinstance(i, ir.Const))])
+            names[expr] = name + f"_{len(names)}" * (name in names.values())
+        return names
+
+    def load_element(self, element: ir.Element, name: str, at: str) -> None:
+        """So many elements behind the first of its tensor."""
+        ctype = CTYPES[element.dtype]
+        self.line(f"Fragment<{ctype}, 1> {name};")
+        pointer = f"global<{ctype}>(p.{element.tensor.name})"
+        self.line(f"load_global<1>({name}, 0, {pointer}, {at}, {self.site_at(self.kernel.location)});")
+        self.declared[element] = ir.Var(element.dtype, f"{name}[0]")
 
     def site(self, stmt: ir.Stmt) -> str:
         return self.site_at(stmt.location)
@@ -88,6 +108,8 @@ def _prologue(e: Emitter) -> None:
         e.line(f"const int64_t {block.name} = block_index_{block.name[-1]}();")
     for dim in (d for d in e.kernel.dims if d.name in _used(e.kernel)):
         e.line(f"const {CTYPES[dim.dtype]} {dim.name} = static_cast<{CTYPES[dim.dtype]}>(p.{dim.name});")
+    for element, name in e.elements.items():
+        e.load_element(element, name, " + ".join(terms(element.tensor, [e.number(i, True) for i in element.indices])))
     if t.shifted:
         _shift(e)
     for tensor in (t for t in e.kernel.tensors if t.dtype == "any"):
@@ -159,7 +181,8 @@ def _copy_as(e: Emitter, stmt: ir.Copy, ctype: str) -> None:
     so that their accesses share one register pair.
     """
     tensor, layout, t = stmt.region.tensor, e.kernel.layouts[stmt.tile], e.tile
-    origin = [e.number(o) for o in stmt.region.origin]
+    places = 1 if isinstance(layout, PerRow) else 2  # of the tile; strides multiply the others
+    origin = [e.number(o, n < len(tensor.dims) - places) for n, o in enumerate(stmt.region.origin)]
     if isinstance(layout, PerRow):
         _copy_values(e, stmt, ctype, origin)
         return

@@ -21,7 +21,6 @@ class Writer(Emitter):
     conditions: list[ir.Expr] = field(default_factory=list)  # that hold here
     fragments: ModuleType | None = None  # group_fragments or portable_fragments: how fragments lie
     statements: dict | None = None  # how each kind of statement is written
-    declared: dict[ir.Expr, ir.Var] = field(default_factory=dict)  # numbers that have a name here
     bound: set[ir.Var] = field(default_factory=set)  # loop variables that have a value
     flying: tuple[ir.Gemm, ...] = ()  # products of T.ws that may be unfinished
     following: ir.Stmt | None = None  # in T.ws, behind the one that is being written
@@ -43,12 +42,8 @@ class Writer(Emitter):
         """Of numbers that are computed once: elements of tensors, what the author named, and of standard programs how often
         loops run and quotients of run-time numbers, which take long. Each behind those that it is made of.
         """
-        body, given, names = list(ir.walk(self.kernel.body)), self.kernel.named, {}
-        exprs = {e for s in body for x in ir.exprs_of(s) for e in ir.subexprs(x)}
-        for expr in sorted((e for e in exprs if isinstance(e, ir.Element) and e not in given), key=str):
-            name = "_".join([expr.tensor.name, *(str(i) for i in expr.indices if isinstance(i, ir.Const))])
-            names[expr] = name + f"_{len(names)}" * (name in names.values())
-        names |= given
+        body, given = list(ir.walk(self.kernel.body)), self.kernel.named
+        names = self.elements | given
         if plan.feeds_itself(self.kernel):
             return dict(sorted(names.items(), key=lambda item: len(list(ir.subexprs(item[0])))))
         steps = [s.extent for s in body if isinstance(s, ir.Pipelined) and not isinstance(s.extent, ir.Const)]
@@ -66,15 +61,11 @@ class Writer(Emitter):
         for expr, name in self.names.items():
             if expr not in used or expr in self.declared or not variables.intersection(ir.subexprs(expr)) <= self.bound:
                 continue
-            ctype = CTYPES[expr.dtype]
             if isinstance(expr, ir.Element):
-                pointer, at = f"global<{ctype}>(p.{expr.tensor.name})", self.offset(expr.tensor, expr.indices)
-                self.line(f"Fragment<{ctype}, 1> {name};")
-                self.line(f"load_global<1>({name}, 0, {pointer}, {at}, {self.site_at(self.kernel.location)});")
-                name = f"{name}[0]"
+                self.load_element(expr, name, self.offset(expr.tensor, expr.indices))
             else:
-                self.line(f"const {ctype} {name} = {self.number(expr)};")
-            self.declared[expr] = ir.Var(expr.dtype, name)
+                self.line(f"const {CTYPES[expr.dtype]} {name} = {self.number(expr)};")
+                self.declared[expr] = ir.Var(expr.dtype, name)
 
     def offset(self, tensor: ir.Tensor, indices) -> str:
         """The last dimension has unit stride."""

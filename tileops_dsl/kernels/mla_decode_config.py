@@ -11,7 +11,7 @@ class MlaConfig(Config):
 
     tile: tuple[int, int, int, int]
 
-    table = None  # the operator does not call it yet
+    table = "Mla"
     facts = ("tile",)
     dtypes = property(lambda self: (SHORT[self.x],))  # one for all
 

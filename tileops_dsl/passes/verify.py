@@ -19,13 +19,14 @@ def verify(kernel: ir.Kernel, target: Target, properties: tuple[str, ...]) -> No
 def well_formed(kernel: ir.Kernel, target: Target) -> None:
     """Names are in scope, buffers are allocated once and before use, indices fit; a tensor is used only where it was passed."""
     _check_block(kernel.body, {*kernel.tensors, *kernel.parameters, *(block.name for block in kernel.blocks)})
+    blocks = set(kernel.blocks)
     for stmt in () if plan.feeds_itself(kernel) else ir.walk(kernel.body):
-        words = _expert(stmt)
+        words = _expert(stmt, blocks)
         require(not words, f"{words} in a kernel without T.ws", "the groups' work in T.ws", stmt.location)
 
 
-def _expert(stmt: ir.Stmt) -> str | None:
-    """What of a statement only kernels with T.ws have so far."""
+def _expert(stmt: ir.Stmt, blocks: set[ir.Var]) -> str | None:
+    """What of a statement only kernels with T.ws have so far; those of rows have elements that are the same for the CTA."""
     match stmt:
         case ir.Alloc(buffer=ir.Buffer(box=box, dtype=dtype)) if box or dtype == "int32":
             return "boxes" if box else "a fragment of int32"
@@ -37,8 +38,13 @@ def _expert(stmt: ir.Stmt) -> str | None:
             return "a T.Pipelined loop from another start, or in other steps,"
         case ir.Store(buffer=ir.Tensor()):
             return "an element of a tensor"
-    kinds = set(map(type, ir.subexprs(stmt)))
-    return "an element of a tensor" if ir.Element in kinds else "T.any_of" if ir.AnyOf in kinds else None
+    exprs = list(ir.subexprs(stmt))
+    elements = [e for e in exprs if isinstance(e, ir.Element)]
+    if any(isinstance(e, ir.Var) and e not in blocks for element in elements for e in ir.subexprs(element)):
+        return "an element of a tensor at an index other than T.Kernel's"
+    if elements and not blocks:
+        return "an element of a tensor"
+    return "T.any_of" if any(isinstance(e, ir.AnyOf) for e in exprs) else None
 
 
 def _check_block(body, known: set) -> None:

@@ -1,0 +1,137 @@
+"""`python -m benchmarks.mla`: mla_decode beside FlashMLA, interleaved in one process; without FlashMLA, alone.
+
+Pages of 64 tokens in random order, bfloat16, each result checked against float64. Times are of a whole call: the schedule, the
+kernel, the merge of split requests; FlashMLA's as well, which is asked to make its schedule in each call.
+"""
+
+import argparse
+import importlib
+import sys
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+
+import tileops
+from benchmarks import results, timing
+from benchmarks.table import aligned
+from tileops.demo import Progress
+
+PAGE, DIM, DIM_V, SCALE = 64, 576, 512, 192**-0.5
+TOLERANCE = 2**-7  # of the largest value
+PEERS = ("flash_mla",)  # modules that register the operators of dense_decode_fwd
+
+
+class Problem(NamedTuple):
+    batch: int
+    tokens: int  # cached, of each request; of mixed ones at most
+    heads: int
+    queries: int = 1
+    mixed: bool = False  # lengths from 1 to `tokens`
+
+    @property
+    def label(self) -> str:
+        tokens = f"s1..{self.tokens}" if self.mixed else f"s{self.tokens}"
+        return f"b{self.batch} {tokens} h{self.heads} q{self.queries}"
+
+    def lengths(self) -> list[int]:
+        if not self.mixed:
+            return [self.tokens] * self.batch
+        return torch.randint(1, self.tokens + 1, (self.batch,), generator=torch.Generator().manual_seed(0)).tolist()
+
+
+PROBLEMS = [
+    *(Problem(batch, tokens, 128) for batch in (32, 64, 128) for tokens in (1024, 4096, 8192)),
+    *(Problem(batch, tokens, 16) for batch, tokens in ((64, 4096), (128, 8192))),
+    Problem(1, 65536, 128),
+    *(Problem(batch, 4096, heads) for batch in (32, 128) for heads in (32, 64)),
+    *(Problem(batch, 4096, 64, 2) for batch in (32, 128)),
+    *(Problem(batch, 32768, heads, mixed=True) for batch in (32, 128) for heads in (16, 128)),
+]
+
+
+def inputs(problem: Problem, lengths: list[int]):
+    counts = [-(-length // PAGE) for length in lengths]
+    order = torch.randperm(sum(counts), device="cuda", dtype=torch.int32)
+    table = torch.zeros(problem.batch, max(counts), device="cuda", dtype=torch.int32)
+    for request, pages in enumerate(order.split(counts)):
+        table[request, : len(pages)] = pages
+    q = torch.randn(problem.batch, problem.queries, problem.heads, DIM, device="cuda", dtype=torch.bfloat16)
+    return q, torch.randn(len(order), PAGE, DIM, device="cuda", dtype=torch.bfloat16), table
+
+
+def error(out, q, cache, table, lengths):
+    """The largest distance from float64, relative to the largest value, of the longest request."""
+    longest = max(range(len(lengths)), key=lengths.__getitem__)
+    tokens = lengths[longest]
+    keys = cache[table[longest].long()].reshape(-1, DIM)[:tokens].double()
+    scores = torch.einsum("qhd,kd->qhk", q[longest].double(), keys) * SCALE
+    rows = torch.arange(q.shape[1], device="cuda")[:, None, None] + tokens - q.shape[1]
+    exact = scores.masked_fill(torch.arange(tokens, device="cuda") > rows, -torch.inf).softmax(-1) @ keys[:, :DIM_V]
+    return ((out[longest].double() - exact).abs().max() / exact.abs().max()).item()
+
+
+def peer(lengths):
+    def run(q, cache, table):
+        given = (q, cache.unsqueeze(2), DIM_V, lengths, table, SCALE, True, None, None)
+        return torch.ops.flash_mla_legacy.dense_decode_fwd(*given)[0]
+
+    return run
+
+
+def measure(problem: Problem, has_peer: bool, rounds: int) -> dict:
+    numbers = problem.lengths()
+    lengths = torch.tensor(numbers, device="cuda", dtype=torch.int32)
+    rows, tokens = problem.queries * problem.heads, sum(numbers)
+    size = 2 * (tokens * DIM + problem.batch * rows * (DIM + DIM_V))
+    count, calls = timing.rotation(size, timing.l2_bytes())
+    calls = max(count, min(calls, 1 + (1 << 31) // (tokens * rows)))
+    sets = [inputs(problem, numbers) for _ in range(count)]
+    contestants = {"tileops": lambda q, cache, table: tileops.mla_decode(q, cache, table, lengths, SCALE)[0]}
+    contestants |= {"flashmla": peer(lengths)} if has_peer else {}
+    errors = {name: error(fn(*sets[0]), *sets[0], numbers) for name, fn in contestants.items()}
+    if not max(errors.values()) < TOLERANCE:
+        raise SystemExit(f"benchmarks.mla: {problem.label}: wrong results, {errors}")
+    measured = timing.measure({name: timing.GraphReplay(fn, sets, calls) for name, fn in contestants.items()}, rounds)
+    us, peers = measured.us["tileops"], [name for name in contestants if name != "tileops"]
+    return {
+        "op": "mla_decode",
+        "workload": problem.label,
+        "target": "sm_90a",
+        "variant": tileops.explain("mla_decode", *sets[0], lengths, SCALE).variant,
+        "us": round(us, 2),
+        "tflops": round(2 * tokens * rows * (DIM + DIM_V) / us * 1e-6, 1),
+        "gbps": round(size / us * 1e-3, 1),
+        "peers_us": {name: round(measured.us[name], 2) for name in peers},
+        "ratios": {name: round(measured.ratio(name, "tileops"), 3) for name in peers},
+        "error": float(f"{errors['tileops']:.3g}"),
+        **results.stamp(torch.cuda.get_device_name()),
+    }
+
+
+def main(arguments=None):
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.mla", description=__doc__)
+    text = "only the problems whose label contains this (repeatable)"
+    parser.add_argument("--match", action="append", metavar="LABEL", help=text)
+    parser.add_argument("--rounds", type=int, default=timing.ROUNDS)
+    parser.add_argument("--out", type=Path, help="results file (default: benchmarks/results/<gpu>.jsonl)")
+    options = parser.parse_args(arguments)
+    if not torch.cuda.is_available():
+        raise SystemExit("benchmarks.mla: torch sees no GPU; expected one, since only kernels are timed")
+    has_peer = all(importlib.util.find_spec(name) and importlib.import_module(name) for name in PEERS)
+    path = options.out or results.RESULTS / f"{results.slug(torch.cuda.get_device_name())}.jsonl"
+    chosen = [problem for problem in PROBLEMS if any(match in problem.label for match in options.match or [""])]
+    progress, written = Progress(len(chosen)), []
+    for problem in chosen:
+        progress.step(problem.label)
+        with torch.no_grad():
+            written.append(measure(problem, has_peer, options.rounds))
+        results.write(path, written[-1:])
+        torch.cuda.empty_cache()
+    progress.close()
+    lines = [[r["workload"], r["us"], r["tflops"], r["gbps"], *r["ratios"].values(), r["error"]] for r in written]
+    print(aligned([["mla_decode", "us", "TFLOP/s", "GB/s", *["vs flashmla"] * has_peer, "error"], *lines]))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
