@@ -65,6 +65,7 @@ def _head(stmt: ir.Stmt) -> tuple:
 
 
 def _at(w: Writer, stmt: At) -> None:
+    ahead = w.known_ahead(stmt)
     with w.block(""):
         value = w.number(stmt.value)
         if stmt.var in ir.subexprs(stmt.value):
@@ -72,6 +73,7 @@ def _at(w: Writer, stmt: At) -> None:
             value = "next"
         w.line(f"const int {stmt.var} = {value};")
         with w.scope(stmt.var):
+            w.declared = w.declared | ahead
             w.name_numbers([replace(inner, body=()) for inner in stmt.body])
             body(w, stmt.body)
 
