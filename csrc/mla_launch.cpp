@@ -109,7 +109,7 @@ void launch_schedule(const MlaVariant& v, const MlaCall& call, const Workspace& 
   p.page = v.page;
   p.most_pieces = static_cast<int32_t>(std::min<int64_t>(call.num_splits, INT32_MAX));
   const auto kernel = reinterpret_cast<const void*>(mla_schedule);
-  launch_kernel({kOp, "mla_schedule", kernel, dim3(1, 1, 1), 32, 0, 0}, &p, stream);
+  launch_kernel({kOp, "mla_schedule", kernel, dim3(1, 1, 1), 256, 4096 + 32, 0}, &p, stream);
 }
 
 tensor_map map_rows(const MlaVariant& v, int map, const void* data, int64_t columns, int64_t rows, int64_t count,

@@ -7,7 +7,6 @@ namespace tileops {
 
 struct mla_schedule_params {
   const int32_t* cache_seqlens;  // [requests], tokens
-  int64_t cache_seqlens_stride;
   int32_t* schedule;     // [parts, 8]: first request, its first page, last request, end of its pages, number of the first piece
   int32_t* first_split;  // [requests + 1]: where the pieces of a request lie among those of all that are split
   int32_t requests, parts;

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from tileops_dsl import emulate
-from tileops_dsl.emulate import I32, I64, In, Out
+from tileops_dsl.emulate import I32, In, Out
 from tileops_dsl.emulate_rows import decode, emulate_rows, encode, error_bound
 from tileops_dsl.kernels import MODULES, configs_of
 
@@ -19,14 +19,12 @@ import mla_decode  # noqa: E402
 ROWS = [row for row in configs_of("mla_combine") if row.target == "sm_90a"]
 
 
-def dealt(lengths, parts, page=64, most=0, gap=1):
+def dealt(lengths, parts, page=64, most=0):
     """What the kernel writes: its parts, and where the pieces of requests lie."""
-    seqlens = np.zeros((len(lengths), gap), np.int32)
-    seqlens[:, 0] = lengths
     schedule, first_split = np.full((parts, 8), -9, np.int32), np.full(len(lengths) + 1, -9, np.int32)
     numbers = map(I32, (len(lengths), parts, page, most))
-    values = [In(seqlens[:, 0]), I64(gap), Out(schedule), Out(first_split), *numbers]
-    emulate.launch_kernel(ROOT / "csrc" / "kernels" / "mla_schedule.cu", "mla_schedule", values, 1, 32)
+    values = [In(np.array(lengths, np.int32)), Out(schedule), Out(first_split), *numbers]
+    emulate.launch_kernel(ROOT / "csrc" / "kernels" / "mla_schedule.cu", "mla_schedule", values, 1, 256, 4096 + 32)
     return schedule, first_split
 
 
@@ -37,13 +35,15 @@ CASES = {
     "more requests than parts": ([64 * n % 1000 for n in range(77)], 5),
     "one part": ([300, 5], 1),
     "equal": ([4096] * 64, 66),
+    "more than shared memory holds": ([64 * (n % 7) for n in range(2500)], 66),
+    "short": ([5], 132),
 }
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_schedule(name):
     lengths, parts = CASES[name]
-    schedule, first_split = dealt(lengths, parts, gap=1 + len(lengths) % 2)
+    schedule, first_split = dealt(lengths, parts)
     wanted, wanted_first = mla_decode.schedule(lengths, parts)
     assert schedule.tolist() == wanted and first_split.tolist() == wanted_first
 

@@ -31,7 +31,7 @@ def schedule(lengths, num_parts):
 
     A part is (first request, its first page, last request, the end of its pages, the number of its first piece, 0, 0, 0). It
     takes whole requests while they fit, then an even number of pages of the next. A request that exceeds what is left by a
-    thirty-second of a part is taken whole: to split it would cost more.
+    thirty-second of a part, and by no more than a split costs, is taken whole.
     """
     pages = [max(1, -(-length // PAGE)) for length in lengths]
     payload = -(-sum(n + OVERHEAD for n in pages) // num_parts) + OVERHEAD + 1
@@ -41,7 +41,7 @@ def schedule(lengths, num_parts):
         part, left = [request, done, request - 1, 0, pieces[request] if request < len(pages) else 0, 0, 0, 0], payload
         while request < len(pages) and left > OVERHEAD + 1:
             rest = pages[request] - done
-            whole = rest + OVERHEAD <= left + payload // 32
+            whole = rest + OVERHEAD <= left + min(payload // 32, OVERHEAD)
             taken = rest if whole else (left - OVERHEAD) // 2 * 2
             left -= taken + OVERHEAD
             part[2:4] = request, done + taken

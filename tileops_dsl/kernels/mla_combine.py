@@ -10,6 +10,8 @@ import math
 import tileops_dsl.language as T
 from tileops_dsl.kernels.row_config import RowConfig
 
+TOGETHER = 8  # pieces that are loaded before the first one is used: a long request has many, and few rows
+
 
 def mla_combine(config: RowConfig):
     rows, columns = config.tile
@@ -25,29 +27,38 @@ def mla_combine(config: RowConfig):
         lse: T.Tensor((batch, outer, inner), "float32"),
     ):
         with T.Kernel(T.ceildiv(inner, rows), outer, batch, threads=config.threads) as (block, line, entry):
-            x_tile = T.alloc_fragment((rows, columns), config.x)
+            x0, x1, x2, x3, x4, x5, x6, x7 = (T.alloc_fragment((rows, columns), config.x) for _ in range(TOGETHER))
+            w0, w1, w2, w3, w4, w5, w6, w7 = (T.alloc_fragment((rows,), "float32") for _ in range(TOGETHER))  # at first LSEs
             total = T.alloc_fragment((rows, columns), "float32")
             out_tile = T.alloc_fragment((rows, columns), config.y)
-            top, sums = T.alloc_fragment((rows,), "float32"), T.alloc_fragment((rows,), "float32")
-            weight, factor = T.alloc_fragment((rows,), "float32"), T.alloc_fragment((rows,), "float32")
-            T.annotate_layout({x_tile: config.layout})
+            top, sums, factor = (T.alloc_fragment((rows,), "float32") for _ in range(3))
+            parts, weights = (x0, x1, x2, x3, x4, x5, x6, x7), (w0, w1, w2, w3, w4, w5, w6, w7)
+            T.annotate_layout({x0: config.layout})
             T.annotate_min_blocks_per_sm(config.min_blocks)
 
             pieces = first_split[entry + 1] - first_split[entry]
             T.fill(total, 0.0)
             T.fill(sums, 0.0)
             T.fill(top, -T.infinity())
-            for s in T.serial(pieces):
-                T.copy(partial_lse[first_split[entry] + s, line, block * rows], weight, fill=0.0)
-                T.copy(partial[first_split[entry] + s, line, block * rows, 0], x_tile, fill=0.0)
+            for s in T.serial((pieces + TOGETHER - 1) // TOGETHER):
+                for k, (part, weight) in enumerate(zip(parts, weights, strict=True)):
+                    piece = first_split[entry] + T.min(s * TOGETHER + k, pieces - 1)
+                    T.copy(partial_lse[piece, line, block * rows], weight, fill=0.0)
+                    T.copy(partial[piece, line, block * rows, 0], part, fill=0.0)
                 for i in T.Parallel(rows):
                     factor[i] = top[i]
-                    top[i] = T.max(top[i], weight[i])
+                    for k, weight in enumerate(weights):
+                        weight[i] = T.if_then_else(s * TOGETHER + k < pieces, weight[i], -T.infinity())
+                        top[i] = T.max(top[i], weight[i])
                     factor[i] = T.exp2(factor[i] - finite(top[i]))
-                    weight[i] = T.exp2(weight[i] - finite(top[i]))
-                    sums[i] = sums[i] * factor[i] + weight[i]
+                    sums[i] = sums[i] * factor[i]
+                    for weight in weights:
+                        weight[i] = T.exp2(weight[i] - finite(top[i]))
+                        sums[i] = sums[i] + weight[i]
                 for i, j in T.Parallel(rows, columns):
-                    total[i, j] = total[i, j] * factor[i] + x_tile[i, j] * weight[i]
+                    total[i, j] = total[i, j] * factor[i]
+                    for part, weight in zip(parts, weights, strict=True):
+                        total[i, j] = total[i, j] + part[i, j] * weight[i]
             with T.If(pieces > 0):
                 for i in T.Parallel(rows):
                     factor[i] = T.if_then_else(sums[i] == 0.0, 0.0, 1.0 / sums[i])
@@ -66,6 +77,6 @@ def finite(peak):
 
 
 def configs(target: str) -> list[RowConfig]:
-    """A row of 512 columns for each warp: there are few rows, and a piece of each is 2 KiB."""
-    common = {"op": "mla_combine", "target": target, "x": "float32", "vector": 4, "threads": 128}
-    return [RowConfig(**common, y=dtype, threads_per_row=32, chunks=4) for dtype in ("bfloat16", "float16")]
+    """A row of 512 columns for two warps, which have room for eight pieces of it."""
+    common = {"op": "mla_combine", "target": target, "x": "float32", "vector": 4, "threads": 256}
+    return [RowConfig(**common, y=dtype, threads_per_row=64, chunks=2) for dtype in ("bfloat16", "float16")]
