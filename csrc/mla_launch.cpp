@@ -82,7 +82,7 @@ namespace {
 
 // What is computed on the device for a call, and lives until its kernels have been launched.
 struct Workspace {
-  Owned schedule, first_split, partial, partial_lse;
+  Owned schedule, first_split, split_requests, partial, partial_lse;
   int64_t parts, splits;
 };
 
@@ -94,6 +94,7 @@ Workspace allocate(const MlaVariant& v, const Device& device, const MlaCall& cal
   w.splits = std::min(2 * w.parts, w.parts + call.batches);
   w.schedule = empty_int32({w.parts, 8}, like, doing);
   w.first_split = empty_int32({call.batches + 1}, like, doing);
+  w.split_requests = empty_int32({w.parts}, like, doing);
   w.partial = empty_contiguous({w.splits, call.rows(), call.head_dim_v}, DType::f32, like, doing);
   w.partial_lse = empty_contiguous({w.splits, call.rows()}, DType::f32, like, doing);
   return w;
@@ -104,12 +105,14 @@ void launch_schedule(const MlaVariant& v, const MlaCall& call, const Workspace& 
   p.cache_seqlens = call.cache_seqlens;
   p.schedule = static_cast<int32_t*>(mutable_data(w.schedule.get()));
   p.first_split = static_cast<int32_t*>(mutable_data(w.first_split.get()));
+  p.split_requests = static_cast<int32_t*>(mutable_data(w.split_requests.get()));
   p.requests = static_cast<int32_t>(call.batches);
   p.parts = static_cast<int32_t>(w.parts);
   p.page = v.page;
   p.most_pieces = static_cast<int32_t>(std::min<int64_t>(call.num_splits, INT32_MAX));
   const auto kernel = reinterpret_cast<const void*>(mla_schedule);
-  launch_kernel({kOp, "mla_schedule", kernel, dim3(1, 1, 1), 256, 4096 + 32, 0}, &p, stream);
+  const int shared_bytes = mla_schedule_shared_bytes(p.parts);
+  launch_kernel({kOp, "mla_schedule", kernel, dim3(1, 1, 1), mla_schedule_threads, shared_bytes, 0}, &p, stream);
 }
 
 tensor_map map_rows(const MlaVariant& v, int map, const void* data, int64_t columns, int64_t rows, int64_t count,
@@ -158,11 +161,13 @@ void launch_combine(const RowVariant& v, const MlaCall& call, const Workspace& w
   p.partial = mutable_data(w.partial.get());
   p.partial_lse = mutable_data(w.partial_lse.get());
   p.first_split = mutable_data(w.first_split.get());
+  p.split_requests = mutable_data(w.split_requests.get());
   p.out = call.out;
   p.lse = call.lse;
   p.splits = w.splits;
+  p.requests = call.batches;
   p.entries = call.batches + 1;
-  p.batch = call.batches;
+  p.batch = std::min(call.batches, w.parts - 1);
   p.outer = call.sq;
   p.inner = call.heads;
   p.cols = call.head_dim_v;
@@ -171,12 +176,12 @@ void launch_combine(const RowVariant& v, const MlaCall& call, const Workspace& w
   std::copy(partial, partial + 4, p.partial_stride);
   std::copy(partial_lse, partial_lse + 3, p.partial_lse_stride);
   std::copy(call.out_strides, call.out_strides + 4, p.out_stride);
-  p.first_split_stride[0] = 1;
+  p.first_split_stride[0] = p.split_requests_stride[0] = 1;
   p.lse_stride[0] = lse[0];
   p.lse_stride[1] = lse[2];
   p.lse_stride[2] = lse[1];
   const dim3 grid(static_cast<unsigned>(ceil_div(call.heads, v.rows_per_block)), static_cast<unsigned>(call.sq),
-                  static_cast<unsigned>(call.batches));
+                  static_cast<unsigned>(p.batch));
   launch_kernel({kOp, v.name, v.kernel, grid, v.threads, v.shared_bytes, v.paced}, &p, stream);
 }
 

@@ -9,8 +9,7 @@
 
 namespace tileops {
 
-constexpr int kThreads = 256;
-constexpr int kTogether = 1024;  // requests whose pages lie in shared memory at a time
+constexpr int kThreads = mla_schedule_threads, kTogether = mla_schedule_together;
 constexpr int kOverhead = 5;  // what starting and storing a piece costs, in pages
 
 TILEOPS_WORD int pages_of(const mla_schedule_params& p, int request, site s) {
@@ -19,71 +18,89 @@ TILEOPS_WORD int pages_of(const mla_schedule_params& p, int request, site s) {
   return max((length[0] + p.page - 1) / p.page, 1);
 }
 
-// A part that is being filled: from page `begin` of request `first` on, in which `piece` pieces lie before it.
-struct Part {
-  int number, first, begin, piece, left;
-};
-
-TILEOPS_WORD void store_part(const mla_schedule_params& p, const Part& part, int last, int end, site s) {
-  Fragment<int32_t, 8> row;
-  row[0] = part.first;
-  row[1] = part.begin;
-  row[2] = last;
-  row[3] = end;
-  row[4] = part.piece;
-  row[5] = row[6] = row[7] = 0;
-  store_global<8>(global<int32_t>(p.schedule), part.number * 8, row, 0, s);
+// Where a part begins: a page of a request, and how many pieces of that request lie before it.
+TILEOPS_WORD void begin_part(shared_ptr<int32_t> starts, int part, int request, int page, int piece, site s) {
+  Fragment<int32_t, 4> start;
+  start[0] = request;
+  start[1] = page;
+  start[2] = piece;
+  start[3] = 0;
+  store_shared<4>(starts, part * 4, start, 0, s);
 }
 
+// One thread deals, and remembers no more than where parts begin; the others bring the numbers and write the results.
 TILEOPS_KERNEL(mla_schedule, mla_schedule_params, kThreads, 1) {
   const int thread = thread_index();
-  const auto pages = shared<int32_t>(0);
+  const auto pages = shared<int32_t>(0), splits_before = shared<int32_t>(kTogether * 4);
+  const auto starts = shared<int32_t>(kTogether * 8 + 32);
   Fragment<float, 1> cost;  // exact up to 2^24 pages, beyond them near enough
   cost[0] = 0.0f;
   for (int request = thread; request < p.requests; request += kThreads) {
     cost[0] += static_cast<float>(pages_of(p, request, site(1)) + kOverhead);
   }
   cost[0] = reduce_lanes<Sum, 32>(cost[0], site(2));
-  reduce_members<Sum, kThreads / 32>(cost, shared<float>(kTogether * 4), 1, 0, thread / 32, thread % 32 == 0, site(2));
+  reduce_members<Sum, kThreads / 32>(cost, shared<float>(kTogether * 8), 1, 0, thread / 32, thread % 32 == 0, site(2));
   const int payload = (static_cast<int>(cost[0]) + p.parts - 1) / p.parts + kOverhead + 1;
   const int slack = min(payload / 32, kOverhead);
-  for (int number = thread; number < p.parts; number += kThreads) {  // without work, until it gets some
-    store_part(p, Part{number, p.requests, 0, 0, 0}, p.requests - 1, 0, site(3));
+  Fragment<int32_t, 1> number;
+  number[0] = -1;
+  for (int part = thread; part <= p.parts; part += kThreads) {
+    begin_part(starts, part, p.requests, 0, 0, site(3));
+    if (part < p.parts) store_global<1>(global<int32_t>(p.split_requests), part, number, 0, site(20));
   }
 
-  Part part = {0, 0, 0, 0, payload};
-  int end = 0, splits = 0;
-  Fragment<int32_t, 1> first_split;
+  int part = -1, left = 0, splits = 0, split_count = 0;  // of the part that is being filled; before this request
   for (int start = 0; start < p.requests; start += kTogether) {
     const int count = min(p.requests - start, kTogether);
     sync_threads(site(4));
     for (int i = thread; i < count; i += kThreads) store_shared(pages, i, pages_of(p, start + i, site(5)), site(6));
     sync_threads(site(7));
     int next = load_shared(pages, 0, site(8));
+    TILEOPS_NO_UNROLL
     for (int i = 0; thread == 0 && i < count; ++i) {
-      const int request = start + i;
-      int rest = next, done = 0, pieces = 0;
+      int rest = next, pieces = 1;
       next = load_shared(pages, min(i + 1, count - 1), site(9));
-      for (bool fits = false; !fits; ++pieces) {
-        if (part.left <= kOverhead + 1 && part.number < p.parts - 1) {
-          store_part(p, part, done > 0 ? request : request - 1, end, site(10));
-          part = Part{part.number + 1, request, done, pieces, payload};
+      store_shared(splits_before, i, splits, site(10));
+      for (int page = 0;; ++pieces) {
+        if (left <= kOverhead + 1 && part < p.parts - 1) {
+          begin_part(starts, ++part, start + i, page, pieces - 1, site(11));
+          left = payload;
         }
-        fits = rest + kOverhead <= part.left + slack || pieces + 1 == p.most_pieces || part.number == p.parts - 1;
-        const int taken = fits ? rest : (part.left - kOverhead) / 2 * 2;
-        part.left = fits ? part.left - taken - kOverhead : 0;
-        rest -= taken;
-        end = done += taken;
+        if (rest + kOverhead <= left + slack || pieces == p.most_pieces || part == p.parts - 1) break;
+        page += (left - kOverhead) / 2 * 2;
+        rest -= (left - kOverhead) / 2 * 2;
+        left = 0;
       }
-      first_split[0] = splits;
-      store_global<1>(global<int32_t>(p.first_split), request, first_split, 0, site(11));
-      splits += pieces > 1 ? pieces : 0;
+      left -= rest + kOverhead;
+      if (pieces > 1) {
+        number[0] = start + i;
+        store_global<1>(global<int32_t>(p.split_requests), split_count++, number, 0, site(21));
+        splits += pieces;
+      }
+    }
+    sync_threads(site(12));
+    for (int i = thread; i < count; i += kThreads) {
+      number[0] = load_shared(splits_before, i, site(13));
+      store_global<1>(global<int32_t>(p.first_split), start + i, number, 0, site(14));
     }
   }
-  if (thread != 0) return;
-  store_part(p, part, p.requests - 1, end, site(12));
-  first_split[0] = splits;
-  store_global<1>(global<int32_t>(p.first_split), p.requests, first_split, 0, site(13));
+
+  number[0] = splits;
+  if (thread == 0) store_global<1>(global<int32_t>(p.first_split), p.requests, number, 0, site(15));
+  for (int number = thread; number < p.parts; number += kThreads) {
+    Fragment<int32_t, 4> here, behind;
+    Fragment<int32_t, 8> row;
+    load_shared<4>(here, 0, starts, number * 4, site(16));
+    load_shared<4>(behind, 0, starts, number * 4 + 4, site(17));
+    const int last = behind[1] > 0 ? behind[0] : behind[0] - 1;
+    row[0] = here[0];
+    row[1] = here[1];
+    row[2] = last;
+    row[3] = behind[1] > 0 ? behind[1] : pages_of(p, last, site(18));
+    row[4] = here[2];
+    row[5] = row[6] = row[7] = 0;
+    store_global<8>(global<int32_t>(p.schedule), number * 8, row, 0, site(19));
+  }
 }
 
 }  // namespace tileops

@@ -54,7 +54,8 @@ class Emitter:
         """Names of the elements of tensors that the program uses as numbers and has not named."""
         names: dict[ir.Element, str] = {}
         exprs = {e for s in ir.walk(self.kernel.body) for x in ir.exprs_of(s) for e in ir.subexprs(x)}
-        for expr in sorted((e for e in exprs if isinstance(e, ir.Element) and e not in self.kernel.named), key=str):
+        found = [e for e in exprs if isinstance(e, ir.Element) and e not in self.kernel.named]
+        for expr in sorted(found, key=lambda e: (len(list(ir.subexprs(e))), str(e))):
             name = "_".join([expr.tensor.name, *(str(i) for i in expr.indices if isinstance(i, ir.Const))])
             names[expr] = name + f"_{len(names)}" * (name in names.values())
         return names

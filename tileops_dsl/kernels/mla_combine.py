@@ -2,7 +2,7 @@
 
     lse = log2(sum exp2(lse_s)),    out = sum out_s * exp2(lse_s - lse)    over the pieces s of a request
 
-LSEs of pieces have base 2; that of a piece without a key is -inf. A request in one piece has none here: its CTAs leave.
+LSEs of pieces have base 2; that of a piece without a key is -inf. There are no more CTAs than requests that may be split.
 """
 
 import math
@@ -15,7 +15,7 @@ TOGETHER = 8  # pieces that are loaded before the first one is used: a long requ
 
 def mla_combine(config: RowConfig):
     rows, columns = config.tile
-    splits, entries, batch, outer, inner = T.dynamic("splits, entries, batch, outer, inner")
+    splits, requests, entries, batch, outer, inner = T.dynamic("splits, requests, entries, batch, outer, inner")
     cols = T.dynamic("cols", "int32")
 
     @T.prim_func
@@ -23,10 +23,11 @@ def mla_combine(config: RowConfig):
         partial: T.Tensor((splits, outer, inner, cols), config.x, vector=config.vector),
         partial_lse: T.Tensor((splits, outer, inner), "float32"),
         first_split: T.Tensor((entries,), "int32"),
-        out: T.Tensor((batch, outer, inner, cols), config.y, vector=config.vector),
-        lse: T.Tensor((batch, outer, inner), "float32"),
+        split_requests: T.Tensor((batch,), "int32"),  # those that are split, then -1
+        out: T.Tensor((requests, outer, inner, cols), config.y, vector=config.vector),
+        lse: T.Tensor((requests, outer, inner), "float32"),
     ):
-        with T.Kernel(T.ceildiv(inner, rows), outer, batch, threads=config.threads) as (block, line, entry):
+        with T.Kernel(T.ceildiv(inner, rows), outer, batch, threads=config.threads) as (block, line, number):
             x0, x1, x2, x3, x4, x5, x6, x7 = (T.alloc_fragment((rows, columns), config.x) for _ in range(TOGETHER))
             w0, w1, w2, w3, w4, w5, w6, w7 = (T.alloc_fragment((rows,), "float32") for _ in range(TOGETHER))  # at first LSEs
             total = T.alloc_fragment((rows, columns), "float32")
@@ -36,7 +37,8 @@ def mla_combine(config: RowConfig):
             T.annotate_layout({x0: config.layout})
             T.annotate_min_blocks_per_sm(config.min_blocks)
 
-            pieces = first_split[entry + 1] - first_split[entry]
+            entry = T.max(split_requests[number], 0)
+            pieces = T.if_then_else(split_requests[number] < 0, 0, first_split[entry + 1] - first_split[entry])
             T.fill(total, 0.0)
             T.fill(sums, 0.0)
             T.fill(top, -T.infinity())
@@ -78,5 +80,5 @@ def finite(peak):
 
 def configs(target: str) -> list[RowConfig]:
     """A row of 512 columns for two warps, which have room for eight pieces of it."""
-    common = {"op": "mla_combine", "target": target, "x": "float32", "vector": 4, "threads": 256}
+    common = {"op": "mla_combine", "target": target, "x": "float32", "vector": 4, "threads": 128}
     return [RowConfig(**common, y=dtype, threads_per_row=64, chunks=2) for dtype in ("bfloat16", "float16")]

@@ -92,11 +92,11 @@ def mla_decode(config: MlaConfig):
                         T.copy(factor0, other)
                         steps.scale(factor, other)
                         steps.take(s, p_half, sums, peak, factor, scale_log2)
-                        T.copy(p_half, p1)
                         with T.If(i > begin):  # before, o holds nothing
                             steps.rescale(o, factor)
                         steps.clear_tail(k0, right, length - i * bn)
                         steps.clear_tail(k1, right, length - i * bn - bn)
+                        T.copy(p_half, p1)
                         own1 = T.wgmma_gemm(p_half, k1[:, right], o, clear_accum=i == begin)
                     with T.ws(0):
                         T.copy(factor1, other)

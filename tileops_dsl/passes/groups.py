@@ -46,7 +46,7 @@ class _Group:
             elif not (is_load(stmt) or isinstance(stmt, ir.Wait)):
                 out.append(stmt)
             out += self.behind(stmt)
-        return tuple(chunked(out))
+        return tuple(chunked(_fenced_late(out)))
 
     def in_front(self, stmt: ir.Stmt) -> list[ir.Stmt]:
         where, ready = stmt.location, enumerate(self.found.ready, 1)
@@ -81,6 +81,15 @@ class _Group:
             value = ir.call("add", loop.var, loop.step) if refill.ahead and n == first else loop.start
             out = At(where, loop.var, value, (ir.If(where, ir.call("lt", loop.var, loop.extent), (out,)),))
         return out
+
+
+def _fenced_late(body: list[ir.Stmt]) -> list[ir.Stmt]:
+    """A fence, a product, the announcement of what was written: the product is issued first."""
+    for n, (fence, product, meet) in enumerate(zip(body, body[1:], body[2:])):
+        issued = isinstance(product, Issue) and isinstance(product.op, ir.Gemm) and product.op.a.scope == "fragment"
+        if isinstance(fence, Fence) and issued and isinstance(meet, Meet):
+            body[n : n + 2] = product, fence
+    return body
 
 
 def _rotated(loop: ir.Pipelined) -> list[ir.Stmt]:
