@@ -5,7 +5,7 @@ from itertools import takewhile
 from tileops_dsl import ir, plan
 from tileops_dsl.codegen.cuda import fill, printed
 from tileops_dsl.codegen.element_loops import chunks, parallel, reduce
-from tileops_dsl.codegen.moves import copy, issue_copy
+from tileops_dsl.codegen.moves import copy, fill_shared, issue_copy
 from tileops_dsl.codegen.products import product, settle
 from tileops_dsl.codegen.writer import Writer
 from tileops_dsl.schedule import Advance, Alone, At, Await, Chunks, Fence, Issue, Meet, One, Retire, Signal, Sync, Unrolled
@@ -204,9 +204,15 @@ def _signal(w: Writer, stmt: Signal) -> None:
         w.line(f"if ({guard}lane == 0) arrive({slot}, {w.site(stmt)});")
 
 
+def _sync(w: Writer, stmt: Sync) -> None:
+    groups = w.role.groups
+    which = f"{groups[-1] + 1}, {plan.GROUP * len(groups)}" if stmt.all_groups else f"group, {plan.GROUP}"
+    w.line(f"named_barrier_sync({which}, {w.site(stmt)});")
+
+
 def _print(w: Writer, stmt: ir.Print) -> None:
     """Groups that alternate, and threads without groups, print for themselves."""
-    printed(w, stmt, w.role.groups[0] if plan.sharing(w.kernel) > 1 else None)
+    printed(w, stmt, w.role.groups[0] if plan.readers(w.kernel) > 1 else None)
 
 
 STATEMENTS = {
@@ -220,10 +226,10 @@ STATEMENTS = {
     One: _one,
     Retire: retire,
     Signal: _signal,
-    Sync: lambda w, stmt: w.line(f"named_barrier_sync(group, 128, {w.site(stmt)});"),
+    Sync: _sync,
     Unrolled: _unrolled,
     ir.Copy: copy,
-    ir.Fill: fill,
+    ir.Fill: lambda w, stmt: (fill if stmt.buffer.scope == "fragment" else fill_shared)(w, stmt),
     ir.Parallel: parallel,
     ir.Persistent: _persistent,
     ir.Pipelined: pipelined,

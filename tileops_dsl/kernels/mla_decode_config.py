@@ -19,3 +19,13 @@ class MlaConfig(Config):
     def name(self) -> str:
         """mla_decode_sm_90a_bf16_64x64x576x512."""
         return "_".join((self.op, self.target, *self.dtypes, "x".join(map(str, self.tile))))
+
+
+@dataclass(frozen=True)
+class StandardMlaConfig(MlaConfig):
+    """The same as a program without T.ws: `stages` of a page."""
+
+    stages: int = 2
+
+    threads = 256
+    step = property(lambda self: f"{self.tile[1]} keys")
