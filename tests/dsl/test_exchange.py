@@ -53,7 +53,7 @@ def test_what_is_put_in():
         "copy src=top dst=top_all",
         "reduce op=max src=top_all dst=top clear=True",
         "copy src=p_half dst=p_half_all",
-        "gemm a=p_half_all b=k_tile[0:+64, 0:+128] c=o transpose_a=False transpose_b=False policy=full_col clear=eq(i, 0)",
+        "gemm a=p_half_all b=k_tile[0:+64, 0:+128] c=o policy=full_col clear=eq(i, 0)",
         "copy src=total dst=total_all",
         "reduce op=sum src=total_all dst=total clear=True",
     ]

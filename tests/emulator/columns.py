@@ -19,8 +19,11 @@ SMALL_MLA = replace(MLA, tile=(64, 64, 192, 128))
 FEW_ROWS = [replace(row, tile=(64, 128, 64), stages=3, store_columns=128) for row in configs_of("gemm_few_rows")]
 
 
-def attention_by_columns(config: StandardMlaConfig):
-    """softmax(q k^T) v, causal: each row's maximum and sum taken to it in every iteration; out through shared memory."""
+def attention_by_columns(config: StandardMlaConfig, stage: int = 0):
+    """softmax(q k^T) v, causal: each row's maximum and sum taken to it in every iteration; out through shared memory.
+
+    `stage` 1: the product with the values runs beside the next block's softmax.
+    """
     bm, bn, d, dv = config.tile
     x, by_columns, vector = config.x, T.GemmWarpPolicy.FullCol, ((bm,), "float32")
     batches, sq, sk = T.dynamic("batches, sq, sk", "int32")
@@ -69,7 +72,7 @@ def attention_by_columns(config: StandardMlaConfig):
                             o[r, c] = o[r, c] * factor[r]
                     for r, c in T.Parallel(bm, bn):
                         p_half[r, c] = s[r, c]
-                    T.gemm(p_half, v_tile, o, policy=by_columns, clear_accum=i == 0)
+                    T.gemm(p_half, v_tile, o, policy=by_columns, clear_accum=i == 0, stage=stage)
                 for r in T.Parallel(bm):
                     factor[r] = T.if_then_else(sums[r] > 0.0, T.reciprocal(sums[r]), 0.0)
                     peak[r] = (peak[r] + T.log2(sums[r])) * math.log(2)
@@ -82,8 +85,8 @@ def attention_by_columns(config: StandardMlaConfig):
     return attention_by_columns
 
 
-def attention_kernel(row=ATTENTION) -> library.Kernel:
-    return library.Kernel(row, output.compile_config(row, program=attention_by_columns))
+def attention_kernel(row=ATTENTION, stage: int = 0) -> library.Kernel:
+    return library.Kernel(row, output.compile_config(row, program=lambda config: attention_by_columns(config, stage)))
 
 
 def softmax_times(scores: np.ndarray, v: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

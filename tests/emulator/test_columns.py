@@ -23,6 +23,10 @@ KERNELS = {  # with a problem in which every word matters
         for row in columns.FEW_ROWS
     },
     "attention": (columns.attention_kernel, lambda: columns.attention_problem(columns.ATTENTION, 2, 150, 277)),
+    "late attention": (
+        lambda: columns.attention_kernel(stage=1),
+        lambda: columns.attention_problem(columns.ATTENTION, 2, 150, 277),
+    ),
     "mla": (lambda: library.Kernel(columns.SMALL_MLA), lambda: columns.mla_problem(columns.SMALL_MLA, [250, 64, 70], 40, 2)),
 }
 KERNEL = functools.cache(lambda name: KERNELS[name][0]())
@@ -36,12 +40,12 @@ def test_gemm(row):
         kernel.check(problem, seed)
 
 
+@pytest.mark.parametrize("tile, stage", [((64, 64, 64, 128), 1), ((64, 96, 64, 256), 0), ((128, 64, 64, 128), 1)])
 @pytest.mark.parametrize("x", ["float16", "bfloat16"])
-@pytest.mark.parametrize("tile", [(64, 64, 64, 128), (64, 96, 64, 256), (128, 64, 64, 128)])
-def test_attention(x, tile):
+def test_attention(x, tile, stage):
     """Two reductions and an operand are exchanged in each iteration; masks are of row and column."""
-    row = replace(columns.ATTENTION, x=x, y=x, tile=tile)
-    kernel = columns.attention_kernel(row)
+    row = replace(columns.ATTENTION, x=x, y=x, tile=tile, op=f"attention_by_columns_{stage}")
+    kernel = columns.attention_kernel(row, stage)
     for seed, shape in enumerate([(1, 64, 64), (2, 100, 277), (1, 70, 30), (3, 1, 450)]):
         kernel.check(columns.attention_problem(row, *shape), seed)
 

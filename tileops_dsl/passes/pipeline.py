@@ -118,7 +118,7 @@ def _consume(kernel: ir.Kernel, role: Role) -> Role:
     body = [*ahead, *anew(chunked(body + products.retire()), stores)]
     before, body, behind = _in_turns(body, tiles.location) if tiles.alternate else ((), body, ())
     common = {buffer for buffer in uses(role.body) if is_common(kernel, buffer)}
-    body = exchanged(fenced((replace(tiles, body=tuple(body)),), common), set(), common)
+    body = fenced(exchanged((replace(tiles, body=tuple(body)),), set(), common), common, [])
     return replace(role, body=(*before, *body, *behind, *last_wait(stores)))
 
 

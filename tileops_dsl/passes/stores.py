@@ -13,6 +13,7 @@ from tileops_dsl.plan import accesses, is_load, is_store, named
 from tileops_dsl.schedule import Await, Chunks, Fence, Issue, One, Retire, Ring, Signal, Sync, Unrolled, op_of
 
 OPPOSITE = {"eq": "ne", "ne": "eq"}
+LOOPS = ir.Persistent | ir.Pipelined | Unrolled
 CHUNK = 16  # columns that two matrices side by side have
 
 
@@ -95,8 +96,7 @@ def exchanged(body, touched: set[tuple[ir.Buffer, bool]], common: set[ir.Buffer]
     for stmt in body:
         if hasattr(stmt, "body") and not isinstance(stmt, ir.Parallel | Chunks):
             before = set(touched)
-            loops = isinstance(stmt, ir.Persistent | ir.Pipelined | Unrolled)
-            for _ in range(2 if loops else 1):  # one iteration behind another
+            for _ in range(2 if isinstance(stmt, LOOPS) else 1):  # one iteration behind another
                 stmt = replace(stmt, body=exchanged(stmt.body, touched, common))
             touched |= before if isinstance(stmt, ir.If) else set()
         begun = _touches(op_of(stmt), common)
@@ -111,14 +111,21 @@ def exchanged(body, touched: set[tuple[ir.Buffer, bool]], common: set[ir.Buffer]
     return tuple(out)
 
 
-def fenced(body, common: set[ir.Buffer]) -> tuple[ir.Stmt, ...]:
-    """What threads write for products of all groups becomes visible to them."""
+def fenced(body, common: set[ir.Buffer], written: list[ir.Stmt]) -> tuple[ir.Stmt, ...]:
+    """In front of where all groups meet, what threads wrote for products becomes visible to them. `written`: since then."""
     out: list[ir.Stmt] = []
     for stmt in body:
-        outer = hasattr(stmt, "body") and not isinstance(stmt, ir.Parallel | Chunks)
-        out.append(replace(stmt, body=fenced(stmt.body, common)) if outer else stmt)
-        if any(ir.buffer_of(tile) in common and len(tile.shape) == 2 for tile in accesses(stmt)[1]):
-            out.append(Fence(stmt.location))
+        if hasattr(stmt, "body") and not isinstance(stmt, ir.Parallel | Chunks):
+            before = list(written) if isinstance(stmt, ir.If) else []
+            for _ in range(2 if isinstance(stmt, LOOPS) else 1):
+                stmt = replace(stmt, body=fenced(stmt.body, common, written))
+            written += before
+        elif any(ir.buffer_of(tile) in common and len(tile.shape) == 2 for tile in accesses(stmt)[1]):
+            written.append(stmt)
+        elif isinstance(stmt, Sync) and stmt.all_groups and written:
+            out += [] if out and isinstance(out[-1], Fence) else [Fence(written[-1].location)]
+            written.clear()
+        out.append(stmt)
     return tuple(out)
 
 
