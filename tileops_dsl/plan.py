@@ -79,7 +79,7 @@ def is_store(stmt: ir.Stmt) -> bool:
 
 
 def is_common(kernel: ir.Kernel, buffer: ir.Buffer) -> bool:
-    """Whether a shared tile is one for all groups: the producer fills it, T.ws, or each its part. Otherwise each has its own."""
+    """Whether a shared tile is one for all groups, which the producer fills, T.ws, or each in part. Otherwise each has one."""
     if buffer.common:
         return True
     producers = [op_of(stmt) for role in kernel.roles if role.warp is not None for stmt in ir.walk(role.body)]

@@ -1,6 +1,7 @@
 """Kernels whose groups divide columns (FullCol), on the emulator: against float64, and that each word of them is needed."""
 
 import functools
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -8,11 +9,15 @@ import columns
 import launch
 import library
 import mutants
+import numpy as np
 import pytest
 
 from build_backend import checks, toolkit
-from tileops_dsl import output
+from tileops_dsl import emulate, output
+from tileops_dsl.codegen import emit_roles, param_fields, params_header
 from tileops_dsl.kernels import MODULES, configs_of
+from tileops_dsl.passes import run_passes
+from tileops_dsl.targets import TARGETS
 
 NT, NN = columns.FEW_ROWS
 KERNELS = {
@@ -21,6 +26,7 @@ KERNELS = {
     "attention": columns.attention_kernel,
     "late attention": lambda: columns.attention_kernel(stage=1),
     "mla": lambda: library.Kernel(columns.SMALL_MLA),
+    "mla of two": lambda: library.Kernel(columns.SHARED_MLA),
 }
 SOURCES = {f"{name}.py": Path(module.__file__) for name, module in MODULES.items()} | {"columns.py": Path(columns.__file__)}
 KERNEL = functools.cache(lambda name: KERNELS[name]())
@@ -28,8 +34,8 @@ KERNEL = functools.cache(lambda name: KERNELS[name]())
 
 def problems(name) -> list[library.Problem]:
     """In which every word matters: more tiles than CTAs, more steps than stages."""
-    if name == "mla":
-        return [columns.mla_problem(columns.SMALL_MLA, [250, 64, 70], 40, 2)]
+    if name.startswith("mla"):
+        return [columns.mla_problem(KERNEL(name).row, [250, 64, 70], 40, 2, spread=8.0)]
     if name.endswith("attention"):
         return [columns.attention_problem(columns.ATTENTION, 2, 150, 277)]
     row, shape = {"gemm nt": NT, "gemm nn": NN}[name], (1, 130, 248, 312)
@@ -58,11 +64,13 @@ def test_attention(x, tile, stage):
 LENGTHS = [([64], 64), ([1], 16), ([0, 130, 0], 16), ([200, 63, 129], 80), ([700, 5], 128)]
 
 
+@pytest.mark.parametrize("name", ["mla", "mla of two"])
 @pytest.mark.parametrize("lengths, heads", LENGTHS)
-def test_mla_decode(lengths, heads):
+def test_mla_decode(name, lengths, heads):
     """Pages anywhere, NaN behind each length, empty requests, rows beyond the last, more tiles than CTAs."""
     for seed, (sq, causal) in enumerate([(1, 1), (3, 1), (2, 0)]):
-        KERNEL("mla").check(columns.mla_problem(columns.SMALL_MLA, lengths, heads, sq, causal), seed)
+        problem = columns.mla_problem(KERNEL(name).row, lengths, heads, sq, causal, spread=1 + 5 * seed)
+        KERNEL(name).check(problem, seed)
 
 
 @pytest.mark.parametrize("row", configs_of("mla_decode_standard"), ids=lambda row: row.name)
@@ -72,13 +80,40 @@ def test_mla_decode_at_its_tile(row):
         kernel.check(columns.mla_problem(row, [150, 0, 64], 40, 2), seed)
 
 
+@pytest.mark.parametrize("missing", [None, "named_barrier_sync", "fence_async_shared"])
+def test_groups_that_divide_rows_clear_a_tile_of_all(run_words, missing):
+    """Behind the length b is NaN. All groups meet behind the zeros, or it is noticed."""
+    kernel = run_passes(columns.ends_early, TARGETS["sm_90a"])
+    header = params_header("ends_early_params", param_fields(kernel)).split("namespace tileops {")[1].split("}  //")[0]
+    text, rng = f"{header}\n{emit_roles(kernel, 'ends_early', 'ends_early_params')[0]}", np.random.default_rng(5)
+    sites = re.findall(rf"{missing}\((?:3, 256, )?site\((\d+)\)", text)
+    a, b = (rng.standard_normal(shape).astype(np.float16) for shape in ((200, 200), (200, 144)))
+    c, lengths = np.full((200, 144), np.nan, np.float32), np.array([150, 64], np.int32)
+    exact = np.concatenate([a[:128, :150].astype(float) @ b[:150], a[128:, :64].astype(float) @ b[:64]])
+    b[150:] = np.nan
+    maps = [emulate.TensorMap(a, (64, 128), 128), emulate.TensorMap(b, (64, 64), 128)]
+    values = [*maps, emulate.Out(c), emulate.In(lengths), *map(emulate.I32, (200, 144, 200, 2)), *map(emulate.I64, (144, 1))]
+    more = {"threads": 384, "grid": 2, "shared": kernel.shared_bytes}
+    mutate = {f"{missing}@{sites[-1]}": "suppress"} if missing else None
+    for seed in range(3):
+        try:
+            run_words(text, "ends_early", values, seed=seed, mutate=mutate, **more)
+            right = np.allclose(c, exact, atol=1e-3, rtol=1e-3)
+        except emulate.EmulatorError as fault:
+            assert missing, fault
+            return
+        if not right:
+            break
+    assert right == (missing is None)
+
+
 # ---- mutants
 
 # Right too, each once: the word, and the line of the program.
 LANES = ("sync_warp suppress", "with T.Kernel(threads")  # promises that the producer's lanes come together again
 LATE = ("wgmma_fence suppress", "T.gemm(p_half, v_tile")  # nothing is written to its registers behind the fence before it
 ZEROS = ("store_shared flip", "T.fill(k[T.max(valid, 0)")  # of whole rows, in whatever order
-EQUIVALENT = {name: [LANES] for name in KERNELS} | {"late attention": [LANES, LATE], "mla": [LANES, ZEROS]}
+EQUIVALENT = {name: [LANES] + [LATE] * (name == "late attention") + [ZEROS] * name.startswith("mla") for name in KERNELS}
 
 
 @pytest.mark.parametrize("name", KERNELS)

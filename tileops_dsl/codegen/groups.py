@@ -5,9 +5,8 @@ from dataclasses import replace
 
 from tileops_dsl import ir, plan
 from tileops_dsl.codegen import role_statements as roles
-from tileops_dsl.codegen.arithmetic import with_parameters
 from tileops_dsl.codegen.element_loops import element, parallel
-from tileops_dsl.codegen.expressions import CTYPES, statement
+from tileops_dsl.codegen.expressions import CTYPES
 from tileops_dsl.codegen.moves import coordinates, copy, hint, store_pairs
 from tileops_dsl.codegen.products import box_index, each_box, product, settle, turn_phase, wait_for_box
 from tileops_dsl.codegen.writer import Writer
@@ -76,17 +75,9 @@ def _at(w: Writer, stmt: At) -> None:
 
 
 def _if(w: Writer, stmt: ir.If) -> None:
-    tests = {e for e in ir.subexprs(stmt.condition) if isinstance(e, ir.AnyOf)}
-    words = {test: ir.Var("bool", f"any_of_warp({_any(w, test.test)}, {w.site(stmt)})") for test in tests}
     before = w.flying
-    roles.alternatives(w, [replace(stmt, condition=ir.replaced(stmt.condition, words))])
+    roles.alternatives(w, [stmt])
     w.flying = tuple(dict.fromkeys((*before, *w.flying)))
-
-
-def _any(w: Writer, test: ir.Expr) -> str:
-    """Of the thread's elements."""
-    registers = plan.registers(w.kernel, ir.loads(test)[0].buffer)
-    return " || ".join(statement(with_parameters(w.kernel, test), lambda tile, x=x: str(x)) for x in range(registers))
 
 
 def _pipelined(w: Writer, stmt: ir.Pipelined) -> None:

@@ -89,11 +89,12 @@ def store_pairs(w: Writer, stmt: ir.Copy) -> None:
     inside = len(numbers) == 2 and numbers[0] + src.shape[1] <= numbers[1]
     columns = plan.own_columns(w.kernel, src.shape[1])
     own = f"{w.number(column, 2)} + lane % 4 * 2{w.part(columns)}"
+    own_row = "row" if plan.feeds_itself(w.kernel) else f"{tensor.name}_row"  # a tile's row may be called so
     with w.of_blocks(), w.loop("y", 2):
         place, first_register = ("y", "") if w.blocks == 1 else ("h * 2 + y", f"h * {w.span(columns)} + ")
-        w.line(f"const int row = {w.number(row)} + {w.fragments.row(w, place)};")
-        with w.block(f"if (row < {w.number(tensor.dims[-2])})"):
-            first = " + ".join([*terms(tensor, [*(w.number(o, 3) for o in outer), "row"]), own])
+        w.line(f"const int {own_row} = {w.number(row)} + {w.fragments.row(w, place)};")
+        with w.block(f"if ({own_row} < {w.number(tensor.dims[-2])})"):
+            first = " + ".join([*terms(tensor, [*(w.number(o, 3) for o in outer), own_row]), own])
             w.line(f"const auto first = global<{CTYPES[tensor.dtype]}>(p.{tensor.name}) + ({first});")
             guard = "" if inside else f"if ({own} + x * 2 < {w.number(tensor.dims[-1])}) "
             word = f"store_global<2>(first, x * 2, {src.name}, {first_register}x + y * 2, {w.site(stmt)});"

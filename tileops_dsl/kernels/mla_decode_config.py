@@ -23,9 +23,12 @@ class MlaConfig(Config):
 
 @dataclass(frozen=True)
 class StandardMlaConfig(MlaConfig):
-    """The same as a program without T.ws: `stages` of a page."""
+    """The same as a program without T.ws. `stages`: of a page; `cluster`: CTAs with other rows of a request, which share it."""
 
     stages: int = 2
+    cluster: int = 1
 
+    facts = ("tile", "cluster")
     threads = 256
     step = property(lambda self: f"{self.tile[1]} keys")
+    name = property(lambda self: MlaConfig.name.fget(self) + f"_c{self.cluster}" * (self.cluster > 1))

@@ -1,9 +1,9 @@
 """Exchange through shared memory, where groups divide the columns of a product (FullCol) and a statement needs all of them.
 
-A product whose a lies in registers reads it from a tile to which each group copies its columns. A reduction is each group's own;
-the groups' results go to a vector, of which each group combines all, in one order. These are statements like an author's, so
-that all that follows sees them: `stores.exchanged` has the groups meet, the planner gives them shared memory. Row vectors are
-the same in all groups. A partial sum stays a thread's own until it is closed.
+A product that has its a in registers reads it from a tile to which each group copies its columns. A reduction is each group's
+own; the groups' results go to a vector, of which each group combines all, in one order. These are statements like an author's,
+so that all that follows sees them: `stores.exchanged` has the groups meet, the planner gives them shared memory. Row vectors
+are the same in all groups. A partial sum stays a thread's own until it is closed.
 """
 
 from dataclasses import replace

@@ -31,14 +31,13 @@ class Products:
             if isinstance(stmt, At):
                 out.append(replace(stmt, body=tuple(self.straight(stmt.body))))
             elif isinstance(stmt, ir.Gemm):
-                out += [Await(stmt.location, f"{ring.prefix}full", ring.var) for ring in self.rings((stmt,), reader=0)]
-                out.append(Issue(stmt.location, stmt, self.loop.var))
+                out += [*self.awaited(stmt), Issue(stmt.location, stmt, self.loop.var)]
                 self.flying.append(stmt)
                 self.since = []
             else:
                 touched = set(named(stmt))
                 hit = [n for n, product in enumerate(self.flying) if touched.intersection(named(product))]
-                out += [*(self.retire(len(self.flying) - 1 - hit[-1]) if hit else ()), stmt]
+                out += [*(self.retire(len(self.flying) - 1 - hit[-1]) if hit else ()), *self.awaited(stmt), stmt]
                 self.since.append(stmt)
         return out
 
@@ -50,12 +49,16 @@ class Products:
         wait = Retire(done[-1].location, "product", pending, _results(self.since), tuple(done))
         return [wait, *_handed_back(self.rings(done), wait.location)]
 
-    def rings(self, products, reader: int = -1) -> list[Ring]:
-        """Along the loop, whose last reader in an iteration (or first, 0) is one of the products."""
+    def awaited(self, stmt: ir.Stmt) -> list[ir.Stmt]:
+        """Its first user in an iteration waits for what a ring has loaded."""
+        return [Await(stmt.location, f"{ring.prefix}full", ring.var) for ring in self.rings((stmt,), user=0)]
+
+    def rings(self, stmts, user: int = -1) -> list[Ring]:
+        """Along the loop, whose last user in an iteration (or first, 0) is one of the statements."""
         found = []
-        for ring in (r for r in self.kernel.rings if r.var == self.loop.var):
-            readers = [s for s in self.loop.body if isinstance(s, ir.Gemm) and set(operands(s)) & set(ring.buffers)]
-            found += [ring] if readers and readers[reader] in products else []
+        for ring in (r for r in self.kernel.rings if self.loop and r.var == self.loop.var):
+            users = [s for s in self.loop.body if set(named(s)) & set(ring.buffers)]
+            found += [ring] if users and users[user] in stmts else []
         return found
 
     def pipelined(self, loop: ir.Pipelined, alternate: bool) -> list[ir.Stmt]:

@@ -65,9 +65,10 @@ def _product(table: dict, gemm: ir.Gemm, groups: int, across: int) -> None:
 
 
 def _check_parts(gemm: ir.Gemm, across: int) -> None:
-    """Each group's columns are whole rows of a b [N, K], 8 at least; or whole boxes of one that is stored [K, N]."""
-    columns, unit = gemm.c.shape[1], 16 if gemm.transpose_b else 128 // ir.DTYPES[gemm.b.dtype]
-    problem = f"{gemm.c.name} has {columns} columns for {across} groups, of a b stored {'[N, K]' if gemm.transpose_b else '[K, N]'}"
+    """Each group's columns are rows of a b [N, K], two matrices at least; or whole boxes of one that is stored [K, N]."""
+    columns = gemm.c.shape[1]
+    stored, unit = ("[N, K]", 16) if gemm.transpose_b else ("[K, N]", 128 // ir.DTYPES[gemm.b.dtype])
+    problem = f"{gemm.c.name} has {columns} columns for {across} groups, of a b stored {stored}"
     require(columns % (unit * across) == 0, problem, f"a multiple of {unit} columns for each group", gemm.location)
 
 

@@ -35,7 +35,8 @@ def _of_groups(stmt: ir.Stmt) -> str | None:
             return "a fragment of int32"
         case ir.Fill(buffer=tile) if tile.scope == "shared":
             return "T.fill of a tile in shared memory"
-    return "an element of a tensor" if any(isinstance(e, ir.Element) for e in ir.subexprs(stmt)) else None
+    kinds = set(map(type, ir.subexprs(stmt)))
+    return "an element of a tensor" if ir.Element in kinds else "T.any_of" if ir.AnyOf in kinds else None
 
 
 def _expert(stmt: ir.Stmt) -> str | None:
@@ -49,7 +50,7 @@ def _expert(stmt: ir.Stmt) -> str | None:
             return "a T.Pipelined loop from another start, or in other steps,"
         case ir.Store(buffer=ir.Tensor()):
             return "an element of a tensor"
-    return "T.any_of" if any(isinstance(e, ir.AnyOf) for e in ir.subexprs(stmt)) else None
+    return None
 
 
 def _check_block(body, known: set) -> None:
