@@ -9,6 +9,7 @@ from rejected import rejected
 
 import tileops_dsl.language as T
 from tileops_dsl import ir, plan
+from tileops_dsl.codegen import emit_roles
 from tileops_dsl.errors import TileError
 from tileops_dsl.instruction_layouts import AccumulatorRows, WgmmaAccumulator
 from tileops_dsl.kernels import PROGRAMS, configs_of
@@ -111,6 +112,21 @@ def test_whether_a_page_has_a_tail_or_not(holds):
         machine.runs = [replace(run, switches=switches) for run in machine.runs]
         machine.expected = [machine.sequential(run) for run in machine.runs]
         machine.run()
+
+
+def test_an_element_is_printed_by_the_group_that_has_it():
+    def program(a: A, b: B):
+        with T.Kernel(threads=256):
+            a_tile = T.alloc_shared((64, 64), "bfloat16")
+            b_tile = T.alloc_shared((128, 64), "bfloat16")
+            acc = T.alloc_fragment((64, 128), "float32")
+            for row, column in T.Persistent(TILES):
+                product(a, b, a_tile, b_tile, acc, row, column)
+                T.print(acc[3, 100])
+
+    text = emit_roles(run_passes(T.prim_func(program), TARGET), "program", "params")[0]
+    threads, register = WgmmaAccumulator(64).place((3, 36))
+    assert f"if (thread == {min(threads)} && group == 2) print(" in text and f"acc[{register}]" in text
 
 
 # ---- errors

@@ -20,7 +20,7 @@ SHARED_MLA = replace(SMALL_MLA, cluster=2)
 FEW_ROWS = [replace(row, tile=(64, 128, 64), stages=3, store_columns=128) for row in configs_of("gemm_few_rows")]
 
 
-def attention_by_columns(config: StandardMlaConfig, stage: int = 0):
+def attention_by_columns(config: StandardMlaConfig, stage: int = 0, groups: int = 2):
     """softmax(q k^T) v, causal: each row's maximum and sum taken to it in every iteration; out through shared memory.
 
     `stage` 1: the product with the values runs beside the next block's softmax.
@@ -38,7 +38,7 @@ def attention_by_columns(config: StandardMlaConfig, stage: int = 0):
         lse: T.Tensor((batches, sq), "float32"),
         scale_log2: T.Scalar("float32"),
     ):
-        with T.Kernel(threads=256):
+        with T.Kernel(threads=128 * groups):
             q_tile = T.alloc_shared((bm, d), x)
             k_tile = T.alloc_shared((bn, d), x)
             v_tile = T.alloc_shared((bn, dv), x)
@@ -86,8 +86,8 @@ def attention_by_columns(config: StandardMlaConfig, stage: int = 0):
     return attention_by_columns
 
 
-def attention_kernel(row=ATTENTION, stage: int = 0) -> library.Kernel:
-    return library.Kernel(row, output.compile_config(row, program=lambda config: attention_by_columns(config, stage)))
+def attention_kernel(row=ATTENTION, stage: int = 0, groups: int = 2) -> library.Kernel:
+    return library.Kernel(row, output.compile_config(row, program=lambda config: attention_by_columns(config, stage, groups)))
 
 
 m, n, k, some = T.dynamic("m, n, k, some", "int32")

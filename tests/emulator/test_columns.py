@@ -51,12 +51,21 @@ def test_gemm(row):
         kernel.check(problem, seed)
 
 
-@pytest.mark.parametrize("tile, stage", [((64, 64, 64, 128), 1), ((64, 96, 64, 256), 0), ((128, 64, 64, 128), 1)])
+ATTENTIONS = [  # tile, stage of the product with the values, groups
+    ((64, 64, 64, 128), 1, 2),
+    ((64, 96, 64, 256), 0, 2),
+    ((128, 64, 64, 128), 1, 2),
+    ((64, 96, 64, 192), 0, 3),
+    ((64, 32, 64, 64), 1, 1),
+]
+
+
+@pytest.mark.parametrize("tile, stage, groups", ATTENTIONS)
 @pytest.mark.parametrize("x", ["float16", "bfloat16"])
-def test_attention(x, tile, stage):
+def test_attention(x, tile, stage, groups):
     """Two reductions and an operand are exchanged in each iteration; masks are of row and column."""
-    row = replace(columns.ATTENTION, x=x, y=x, tile=tile, op=f"attention_by_columns_{stage}")
-    kernel = columns.attention_kernel(row, stage)
+    row = replace(columns.ATTENTION, x=x, y=x, tile=tile, op=f"attention_by_columns_{stage}_{groups}")
+    kernel = columns.attention_kernel(row, stage, groups)
     for seed, shape in enumerate([(1, 64, 64), (2, 100, 277), (1, 70, 30), (3, 1, 450)]):
         kernel.check(columns.attention_problem(row, *shape), seed)
 
