@@ -117,7 +117,8 @@ def _consume(kernel: ir.Kernel, role: Role) -> Role:
             body += products.straight(stored(plain(stmt), ir.ZERO))
     body = [*ahead, *anew(chunked(body + products.retire()), stores)]
     before, body, behind = _in_turns(body, tiles.location) if tiles.alternate else ((), body, ())
-    common = {buffer for buffer in uses(role.body) if is_common(kernel, buffer)}
+    rings = {buffer: f"{ring.prefix}full" for ring in kernel.rings for buffer in ring.buffers}
+    common = {buffer: rings.get(buffer, "") for buffer in uses(role.body) if is_common(kernel, buffer)}
     body = fenced(exchanged((replace(tiles, body=tuple(body)),), set(), common), common, [])
     return replace(role, body=(*before, *body, *behind, *last_wait(stores)))
 

@@ -86,11 +86,12 @@ def last_wait(stores: list[ir.Copy]) -> list[ir.Stmt]:
     return [One(store.location, (Retire(store.location, "store", 0),)) for store in stores[-1:]]
 
 
-def exchanged(body, touched: set[tuple[ir.Buffer, bool]], common: set[ir.Buffer]) -> tuple[ir.Stmt, ...]:
+def exchanged(body, touched: set[tuple[ir.Buffer, bool]], common: dict[ir.Buffer, str]) -> tuple[ir.Stmt, ...]:
     """The group meets between writing a vector, in the order of threads, and reading it, by columns.
 
-    So do all groups between writing and reading what is common to them. `touched`: what was written (or read) since they met
-    last. A product reads until it is waited for.
+    So do all groups between writing and reading what is `common` to them: tiles, and of those that are loaded the barrier, behind
+    which nobody touches what the tile held before. `touched`: what was written (or read) since they met last. A product reads
+    until it is waited for.
     """
     out: list[ir.Stmt] = []
     for stmt in body:
@@ -99,6 +100,8 @@ def exchanged(body, touched: set[tuple[ir.Buffer, bool]], common: set[ir.Buffer]
             for _ in range(2 if isinstance(stmt, LOOPS) else 1):  # one iteration behind another
                 stmt = replace(stmt, body=exchanged(stmt.body, touched, common))
             touched |= before if isinstance(stmt, ir.If) else set()
+        if isinstance(stmt, Await):
+            touched -= {touch for touch in touched if common.get(touch[0]) == stmt.barrier}
         begun = _touches(op_of(stmt), common)
         meets = touched & {(tile, not writes) for tile, writes in begun}
         sync = Sync(stmt.location, any(tile in common for tile, _ in meets)) if meets else stmt
@@ -111,7 +114,7 @@ def exchanged(body, touched: set[tuple[ir.Buffer, bool]], common: set[ir.Buffer]
     return tuple(out)
 
 
-def fenced(body, common: set[ir.Buffer], written: list[ir.Stmt]) -> tuple[ir.Stmt, ...]:
+def fenced(body, common: dict[ir.Buffer, str], written: list[ir.Stmt]) -> tuple[ir.Stmt, ...]:
     """In front of where all groups meet, what threads wrote for products becomes visible to them. `written`: since then."""
     out: list[ir.Stmt] = []
     for stmt in body:
@@ -129,7 +132,7 @@ def fenced(body, common: set[ir.Buffer], written: list[ir.Stmt]) -> tuple[ir.Stm
     return tuple(out)
 
 
-def _touches(stmt: ir.Stmt, common: set[ir.Buffer]) -> set[tuple[ir.Buffer, bool]]:
+def _touches(stmt: ir.Stmt, common: dict[ir.Buffer, str]) -> set[tuple[ir.Buffer, bool]]:
     """Vectors and common tiles, with whether they are written."""
     tiles = {(ir.buffer_of(tile), bool(writes)) for writes, tiles in enumerate(accesses(stmt)) for tile in tiles}
     return {(t, writes) for t, writes in tiles if t.scope == "shared" and (len(t.shape) == 1 or t in common)}
