@@ -89,8 +89,8 @@ def last_wait(stores: list[ir.Copy]) -> list[ir.Stmt]:
 def exchanged(body, touched: set[tuple[ir.Buffer, bool]], common: dict[ir.Buffer, str]) -> tuple[ir.Stmt, ...]:
     """The group meets between writing a vector, in the order of threads, and reading it, by columns.
 
-    So do all groups between writing and reading what is `common` to them: tiles, and of those that are loaded the barrier behind
-    which nobody touches what they held before. `touched`: what was written (or read) since they met last. A product reads
+    So do all groups between writing and reading what is `common` to them: tiles, and of loaded ones the barrier behind which
+    nobody touches what they held before. `touched`: what was written (or read) since they met last. A product reads
     until it is waited for.
     """
     out: list[ir.Stmt] = []
