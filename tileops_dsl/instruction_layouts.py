@@ -175,12 +175,14 @@ class Operand:
             return self.tile.swizzle.alignment if self.bare else self.tile.box_bytes
         return self.tile.box_bytes if self.bare else 16
 
-    @property
-    def group_bytes(self) -> int:
-        """Bytes from the 64 rows of M that one warp group multiplies to those of the next."""
+    # Bytes from the 64 rows of M that one warp group multiplies to those of the next.
+    group_bytes = property(lambda self: self.skip(64))
+
+    def skip(self, count: int) -> int:
+        """Bytes to the count-th row of M or N: a multiple of 8, MN-major of whole boxes."""
         if self.mn_major:
-            return 64 // self.tile.box_columns * self.tile.box_bytes
-        return 64 * self.tile.swizzle.row_bytes
+            return count // self.tile.box_columns * self.tile.box_bytes
+        return count * self.tile.swizzle.row_bytes
 
     def advance(self, step: int) -> int:
         """Bytes from the start of the tile to the operand of the step-th instruction."""

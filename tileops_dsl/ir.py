@@ -2,7 +2,8 @@
 
     Kernel    = (name, tensors, dims, scalars, grid, cluster, threads, body)
     Tensor    = (name, dims, dtype | "any", vector, optional)       in global memory; strides are arguments
-    Buffer    = (name, scope "fragment" | "shared", shape, dtype, box, alias)       box: columns with edges of their own
+    Buffer    = (name, scope "fragment" | "shared", shape, dtype, box, alias, common)   box: columns with edges of their own;
+                                                            common: groups exchange through it (passes/exchange.py)
     View      = (buffer, origin, shape)                     a part; Tile = Buffer | View
 
     Stmt      = Alloc(buffer)
@@ -150,6 +151,7 @@ class Buffer:
     dtype: str
     box: int | None = None
     alias: View | None = None  # the tile lies over it
+    common: bool = False  # groups exchange through it: each writes its part, all read
 
     def __str__(self) -> str:
         over = f" over {self.alias.name}" if self.alias else ""

@@ -23,15 +23,35 @@ def tile_loop(kernel: ir.Kernel) -> ir.Persistent:
     return next(stmt for stmt in kernel.body if isinstance(stmt, ir.Persistent))
 
 
+def by_columns(kernel: ir.Kernel) -> bool:
+    """Whether each group has all rows of a product, and its columns (FullCol)."""
+    return any(gemm.policy == "full_col" for gemm in ir.walk(kernel.body, ir.Gemm))
+
+
 def sharing(kernel: ir.Kernel) -> int:
     """Groups that divide the rows of a tile; of those that alternate, or that T.ws names, each has its own."""
     groups = len(consumers(kernel).groups)
-    return 1 if groups == 1 or tile_loop(kernel).alternate else groups
+    return 1 if groups == 1 or by_columns(kernel) or tile_loop(kernel).alternate else groups
+
+
+def parts(kernel: ir.Kernel) -> int:
+    """Groups that divide the columns of a tile."""
+    return len(consumers(kernel).groups) if by_columns(kernel) else 1
+
+
+def readers(kernel: ir.Kernel) -> int:
+    """Groups that read what the producer loads."""
+    return sharing(kernel) * parts(kernel)
+
+
+def own_columns(kernel: ir.Kernel, columns: int) -> int:
+    """Of so many columns, those that a group holds."""
+    return columns // parts(kernel)
 
 
 def divides_rows(kernel: ir.Kernel) -> bool:
     """Whether a group has a part of a tile's rows, which begins where its number says."""
-    return not feeds_itself(kernel) and not tile_loop(kernel).alternate
+    return not feeds_itself(kernel) and not by_columns(kernel) and not tile_loop(kernel).alternate
 
 
 def feeds_itself(kernel: ir.Kernel) -> bool:
@@ -59,9 +79,11 @@ def is_store(stmt: ir.Stmt) -> bool:
 
 
 def is_common(kernel: ir.Kernel, buffer: ir.Buffer) -> bool:
-    """Whether a shared tile is one for all groups: the producer fills it, or T.ws. Otherwise each group has its own."""
-    producers = [stmt for role in kernel.roles if role.warp is not None for stmt in ir.walk(role.body)]
-    return feeds_itself(kernel) or any(isinstance(stmt, Issue) and stmt.op.dst == buffer for stmt in producers)
+    """Whether a shared tile is one for all groups, which the producer fills, T.ws, or each in part. Otherwise each has one."""
+    if buffer.common:
+        return True
+    producers = [op_of(stmt) for role in kernel.roles if role.warp is not None for stmt in ir.walk(role.body)]
+    return feeds_itself(kernel) or any(is_load(op) and op.dst == buffer for op in producers)
 
 
 def copies(kernel: ir.Kernel, buffer: ir.Buffer) -> int:
@@ -72,6 +94,11 @@ def copies(kernel: ir.Kernel, buffer: ir.Buffer) -> int:
 def layout_rows(kernel: ir.Kernel, buffer: ir.Buffer) -> int:
     """Rows of a tile as it lies in shared memory or in registers: all, or those of a group."""
     return buffer.shape[0] // (1 if is_common(kernel, buffer) else sharing(kernel))
+
+
+def layout_columns(kernel: ir.Kernel, buffer: ir.Buffer) -> int:
+    """The same of columns."""
+    return buffer.shape[1] // (1 if is_common(kernel, buffer) else parts(kernel))
 
 
 def tile_layout(kernel: ir.Kernel, tile: ir.Tile) -> SharedTile:
@@ -134,6 +161,11 @@ def flying(stmts, before: tuple[ir.Gemm, ...]) -> tuple[ir.Gemm, ...]:
     return before
 
 
+def operands(gemm: ir.Gemm) -> list[ir.Buffer]:
+    """Tiles in shared memory that a product reads."""
+    return [ir.buffer_of(tile) for tile in (gemm.a, gemm.b) if tile.scope == "shared"]
+
+
 def accesses(stmt: ir.Stmt) -> tuple[list[ir.Tile], list[ir.Tile]]:
     """Tiles that a statement reads, and those that it writes; what is written in part is read as well."""
     match stmt:
@@ -173,7 +205,7 @@ def columns_held(kernel: ir.Kernel, buffer: ir.Buffer) -> int:
     body = [stmt for role in kernel.roles if role.warp is None for stmt in role.body]
     chunks = [stmt for stmt in ir.walk(body, Chunks) if stmt.body[-1].src == buffer]
     used, used_in_chunks = ([b for stmt in stmts for b in named(stmt)].count(buffer) for stmts in (body, chunks))
-    return chunks[0].columns if chunks and used == used_in_chunks else buffer.shape[-1]
+    return chunks[0].columns if chunks and used == used_in_chunks else own_columns(kernel, buffer.shape[-1])
 
 
 def named(stmt: ir.Stmt) -> list[ir.Buffer]:
@@ -185,7 +217,7 @@ def named(stmt: ir.Stmt) -> list[ir.Buffer]:
 
 def registers(kernel: ir.Kernel, buffer: ir.Buffer) -> int:
     """Of a fragment, in elements of one thread."""
-    held, columns = columns_held(kernel, buffer), buffer.shape[-1]
+    held, columns = columns_held(kernel, buffer), own_columns(kernel, buffer.shape[-1])
     return kernel.layouts[buffer].registers * held // columns // (blocks(kernel) if held < columns else 1)
 
 

@@ -34,7 +34,8 @@ def _threads(kernel: ir.Kernel) -> str:
         return f"{len(kernel.roles)} warp groups, which load and multiply"
     if kernel.barriers:
         how = "take tiles in turn" if plan.tile_loop(kernel).alternate else "multiply"
-        rows = f"{64 * plan.blocks(kernel)} rows each"
+        part = ", some columns each" if plan.parts(kernel) > 1 else " each"
+        rows = f"{64 * plan.blocks(kernel)} rows{part}"
         return f"{len(groups) + 1} warp groups: group 0 loads, {', '.join(map(str, groups))} {how}, {rows}"
     layout = next(layout for layout in kernel.layouts.values() if isinstance(layout, WarpAccumulators))
     return f"{layout.down} x {layout.across} warps of {layout.rows // layout.down} x {layout.columns // layout.across}"
@@ -77,13 +78,15 @@ def _barriers(kernel: ir.Kernel) -> list[str]:
     if plan.feeds_itself(kernel):
         return lines
     lines += [f"  named {', '.join(map(str, consumers.groups))}: the 128 threads of a consumer group each"]
+    if any(isinstance(s, Sync) and s.all_groups for s in ir.walk(consumers.body)):
+        lines.append(f"  named {consumers.groups[-1] + 1}: those of all consumer groups, which exchange through shared memory")
     return lines + ["  named 3, 4: the turns of groups 1 and 2"] * plan.tile_loop(kernel).alternate
 
 
 def _barrier(kernel: ir.Kernel, barrier: Barrier) -> str:
     copies = f" x {barrier.copies} groups" if barrier.copies > 1 else ""
     count = f"{barrier.ring.stages} stage{'s' * (barrier.ring.stages > 1)}{copies}"
-    groups, peers = plan.sharing(kernel), plan.peers(kernel, barrier.ring)
+    groups, peers = plan.readers(kernel), plan.peers(kernel, barrier.ring)
     parts = f"{groups} group{'s' * (groups > 1)} x {f'{peers} CTAs' if peers > 1 else '4 warps'}"
     arrivals = f"{barrier.arrivals}" + (f" ({parts})" if barrier.kind == "empty" else "")
     return f"  {barrier.name:14s} {count:20s} arrivals {arrivals}, bytes {barrier.bytes}"

@@ -7,7 +7,7 @@ Barrier = (name, kind, stages, copies, arrivals, bytes) mbarriers, for each stag
 Stmt   += Issue(op, index)                              an asynchronous copy or product begins; index: its iteration
         | Retire(kind, pending, after, of)              until at most so many are unfinished; not before `after` was computed
         | Await(barrier, index) | Signal(barrier, which) the ends of an edge between roles
-        | Sync | Fence                                  exchange in the group; before what TMA reads
+        | Sync(all_groups) | Fence                      exchange in the group, or of all; before what TMA or a product reads
         | Advance(ring, steps)                          the next stage, or past those of another group's tile
         | Meet(number, waits)                           a named barrier of two groups: arrives, or waits for both
         | Alone(which, body)                            of groups that alternate: one of them
@@ -98,11 +98,13 @@ class Signal(ir.Stmt):
 
 
 class Sync(ir.Stmt):
-    """The threads of a group meet."""
+    """The threads of a group meet, or those of all groups that hold fragments."""
+
+    all_groups: bool = False
 
 
 class Fence(ir.Stmt):
-    """What was written to shared memory becomes visible to TMA."""
+    """What was written to shared memory becomes visible to TMA and to products."""
 
 
 class Advance(ir.Stmt):

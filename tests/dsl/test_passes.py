@@ -238,8 +238,9 @@ def test_every_error_of_the_passes_has_a_test():
     rows, words, roles = map(neighbour, ("test_layout_errors", "test_role_errors", "test_roles"))
     errors = [*map(error_of, programs_of(rows)), rows.too_many(), *map(error_of_corrupted, CORRUPTED)]
     errors += [*map(error_of, programs_of(words)), words.too_many_stages()]
-    groups, edges = map(neighbour, ("test_ws", "test_edges"))
+    groups, edges, columns = map(neighbour, ("test_ws", "test_edges", "test_exchange"))
     errors += [*map(error_of, [*programs_of(groups), *programs_of(edges)]), *edges.errors_of_corrupted()]
+    errors += [*map(error_of, programs_of(columns))]
     errors += [*map(roles.error_of_corrupted, roles.CORRUPTED), *neighbour("test_portable_gemm").errors()]
     assert untested("passes", errors) == set()
 
@@ -249,11 +250,11 @@ def test_every_error_of_the_passes_has_a_test():
 
 @pytest.mark.parametrize("at, corrupt, message", [
     (1, "no allocation", "total is not allocated here"),
-    (4, "a layout with holes", "leaves registers or threads out"),
-    (4, "no allocation", "total is not allocated here"),
-    (5, "overlapping buffers", "shared memory of 32 bytes"),
-    (5, "two distributions", "a second distribution of rows"),
-    (5, "two allocations", "tile is allocated twice"),
+    (5, "a layout with holes", "leaves registers or threads out"),
+    (5, "no allocation", "total is not allocated here"),
+    (6, "overlapping buffers", "shared memory of 32 bytes"),
+    (6, "two distributions", "a second distribution of rows"),
+    (6, "two allocations", "tile is allocated twice"),
 ])  # fmt: skip
 def test_the_verifier_runs_after_each_pass(monkeypatch, at, corrupt, message):
     """A pass that breaks the kernel is stopped before the next one sees it."""

@@ -108,7 +108,10 @@ def test_boxes_that_do_not_divide():
         T.fill(tile, 0.0)
 
 
-@rejected("tile[0:+64, 32:+64] is no whole boxes of tile", "T.alloc_shared(shape, dtype, box=n), and multiples of n columns")
+@rejected(
+    "tile[0:+64, 32:+64] is no whole boxes of tile",
+    "multiples of 64 columns, or T.alloc_shared(shape, dtype, box=n) and those of n",
+)
 def test_a_view_across_boxes():
     with T.Kernel(1, threads=128):
         tile = T.alloc_shared((64, 128), "bfloat16", box=64)
@@ -148,8 +151,10 @@ def test_a_barrier_of_some_warps():
 
 # ---- errors of what is recorded
 
+SHARED = "the groups' work in T.ws, or T.Persistent of tiles that they share"
 
-@rejected("a fragment of int32 in a kernel without T.ws", "the groups' work in T.ws")
+
+@rejected("a fragment of int32 in a kernel without T.ws", SHARED)
 def test_integers_in_a_row_kernel():
     with T.Kernel(1, threads=128):
         tile = T.alloc_fragment((64,), "int32")  # here
@@ -163,7 +168,7 @@ def test_boxes_of_a_producer():
         T.fill(boxed, 0.0)
 
 
-@rejected("T.fill of a tile in shared memory in a kernel without T.ws", "the groups' work in T.ws")
+@rejected("T.fill of a tile in shared memory in a kernel without T.ws", SHARED)
 def test_zeros_in_shared_memory():
     with T.Kernel(threads=128):
         a_tile = T.alloc_shared((64, 64), "bfloat16")
@@ -178,7 +183,7 @@ def test_a_copy_into_a_fragment():
         T.copy(a_tile, half)  # here
 
 
-@rejected("an element of a tensor in a kernel without T.ws", "the groups' work in T.ws")
+@rejected("an element of a tensor in a kernel without T.ws", SHARED)
 def test_an_element_as_a_number(table: TABLE):
     with T.Kernel(1, threads=128), T.If(table[0, 0] > 0):  # here
         pass

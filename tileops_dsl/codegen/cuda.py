@@ -266,13 +266,14 @@ def _reduce(e: Emitter, stmt: ir.Reduce) -> None:
 
 
 def printed(e: Emitter, stmt: ir.Print, first: int | None = None) -> None:
-    """By the first thread that has the value; of groups from `first` on that have some rows each, in the one of that row."""
+    """By the first thread that has the value; of groups from `first` on that have a part each, in the one of that part."""
     value, owner, register = stmt.value, 0, None
     threads = {0}
     if isinstance(value, ir.Load):
         layout, (row, *column) = e.kernel.layouts[value.buffer], (i.value for i in value.indices)
-        owner, row = divmod(row, layout.shape[0])
-        threads, register = layout.place((row, *column))
+        places = [divmod(place, extent) for place, extent in zip((row, *column), layout.shape, strict=True)]
+        owner = sum(part for part, _ in places)
+        threads, register = layout.place(tuple(place for _, place in places))
     guard = f"thread == {min(threads)}" + (f" && group == {first + owner}" if first is not None else "")
     wide = ir.Cast("float32", value) if value.dtype in ("bfloat16", "float16") else value
     text = e.number(wide) if register is None else statement(wide, lambda tile: register)

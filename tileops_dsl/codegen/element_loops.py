@@ -11,16 +11,30 @@ from tileops_dsl.schedule import Chunks
 
 def parallel(w: Writer, stmt: ir.Parallel) -> None:
     """Over tiles; or over the rows alone, of which each thread has some."""
-    registers = w.span(stmt.extents[1]) if len(stmt.extents) == 2 else plan.registers(w.kernel, stmt.body[0].buffer)
+    registers = w.span(_columns(w, stmt)) if len(stmt.extents) == 2 else plan.registers(w.kernel, stmt.body[0].buffer)
     _loop(w, stmt, registers, "")
 
 
+def _columns(w: Writer, stmt: ir.Parallel) -> int:
+    """Of a loop over a tile, those of the group."""
+    return plan.own_columns(w.kernel, stmt.extents[1])
+
+
 def reduce(w: Writer, stmt: ir.Reduce) -> None:
-    """Each thread its registers of a row, of which two of every four neighbours are; then the row's four lanes."""
+    """Each thread its registers of a row, of which two of every four neighbours are; then the row's four lanes.
+
+    Or what each group has made of its columns, in the order of groups.
+    """
     op, src, dst, value = stmt.op.title(), stmt.src, f"{stmt.dst.name}[x]", "own"
     with w.loop("x", plan.registers(w.kernel, stmt.dst)):
+        if src.scope == "shared":
+            row, rows = w.fragments.row(w, "x"), stmt.dst.shape[0]
+            for group in range(src.shape[0] // rows):
+                loaded = f"load_shared({src.name}, {row}{f' + {group * rows}' if group else ''}, {w.site(stmt)})"
+                w.line(f"{dst} = {f'{op}::combine({dst}, {loaded})' if group or not stmt.clear else loaded};")
+            return
         if len(src.shape) == 2:
-            span = w.span(src.shape[1])
+            span = w.span(plan.own_columns(w.kernel, src.shape[1]))
             first = f"x / 2 * {span} + x % 2 * 2" if w.blocks > 1 else "2 * x"
             parts = (f"reduce_registers<{op}, {span // 4}, 4>({src.name}, {first}{odd})" for odd in ("", " + 1"))
             w.line(f"const float own = {op}::combine({', '.join(parts)});")
@@ -34,7 +48,7 @@ def chunks(w: Writer, stmt: Chunks) -> None:
     """`columns` at a time, through shared memory."""
     *work, last = stmt.body
     tile, per = ir.buffer_of(last.dst), stmt.columns
-    with w.loop("q", last.dst.shape[1] // per), w.of_blocks():
+    with w.loop("q", plan.own_columns(w.kernel, last.dst.shape[1]) // per), w.of_blocks():
         q = w.declare_row(last.dst, per)
         for inner in work:
             _chunk(w, inner, tile, per, q)
@@ -81,8 +95,9 @@ def _register(w: Writer, tile: ir.Tile, start: str, odd: str | None, stmt: ir.St
     buffer = ir.buffer_of(tile)
     if len(buffer.shape) == 1:
         return "x" if len(stmt.vars) == 1 else w.fragments.row_register(w, "x")
-    whole = plan.columns_held(w.kernel, buffer) == buffer.shape[1]
-    terms = [f"h * {w.span(buffer.shape[1])}"] if whole and w.blocks > 1 else []
+    columns = plan.own_columns(w.kernel, buffer.shape[1])
+    whole = plan.columns_held(w.kernel, buffer) == columns
+    terms = [f"h * {w.span(columns)}"] if whole and w.blocks > 1 else []
     if isinstance(tile, ir.View):
         origin = tile.origin[1]
         match origin:
@@ -101,7 +116,7 @@ def element(w: Writer, value: ir.Expr, start: str, odd: str, stmt: ir.Parallel, 
     table = {}
     for load in {load for load in ir.loads(value) if load.buffer.scope == "shared"}:
         if len(load.indices) == 1:
-            column = w.fragments.column(w, f"({start} + x)" if start else "x")
+            column = w.fragments.column(w, f"({start} + x)" if start else "x") + w.part(_columns(w, stmt))
             word = f"load_shared({load.buffer.name}, {column}{odd}, {w.site(stmt)})"  # x is even where pairs are taken
             if shared is not None:
                 shared.append(word)
@@ -130,7 +145,7 @@ def _numbers(w: Writer, start: str, odd: str, stmt: ir.Parallel) -> dict[ir.Expr
     if row in used:
         table[row] = replace(row, name=f"({w.fragments.row(w, w.fragments.row_register(w, 'x') if columns else 'x')})")
     for column in used.intersection(columns):
-        table[column] = replace(column, name=f"({w.fragments.column(w, x)})")
+        table[column] = replace(column, name=f"({w.fragments.column(w, x)}{w.part(_columns(w, stmt))})")
     for expr in used:
         match expr:
             case ir.Call(op="lt", args=(ir.Call(dtype=dtype, op="add", args=(a, b)), limit)) if [b] == columns:
@@ -138,6 +153,7 @@ def _numbers(w: Writer, start: str, odd: str, stmt: ir.Parallel) -> dict[ir.Expr
                     for load in ir.loads(limit):  # of its row
                         table[load] = ir.Var(dtype, f"{load.buffer.name}[{_register(w, load.buffer, start, odd, stmt)}]")
                     own, others = w.fragments.column_parts(w, x)
+                    others = f"({others}{w.part(_columns(w, stmt))})" if plan.parts(w.kernel) > 1 else others
                     bound = ir.Call(dtype, "sub", (ir.Call(dtype, "sub", (limit, a)), ir.Var(dtype, others)))
                     table[expr] = ir.Var("bool", f"{own} < {w.number(ir.replaced(bound, table))}")
     return table

@@ -5,11 +5,9 @@ from dataclasses import replace
 
 from tileops_dsl import ir, plan
 from tileops_dsl.codegen import role_statements as roles
-from tileops_dsl.codegen.arithmetic import with_parameters
-from tileops_dsl.codegen.cuda import fill, terms
 from tileops_dsl.codegen.element_loops import element, parallel
-from tileops_dsl.codegen.expressions import CTYPES, statement
-from tileops_dsl.codegen.moves import coordinates, copy, hint
+from tileops_dsl.codegen.expressions import CTYPES
+from tileops_dsl.codegen.moves import coordinates, copy, hint, store_pairs
 from tileops_dsl.codegen.products import box_index, each_box, product, settle, turn_phase, wait_for_box
 from tileops_dsl.codegen.writer import Writer
 from tileops_dsl.schedule import At, Await, Issue, Meet, One, Retire, Sync
@@ -79,17 +77,9 @@ def _at(w: Writer, stmt: At) -> None:
 
 
 def _if(w: Writer, stmt: ir.If) -> None:
-    tests = {e for e in ir.subexprs(stmt.condition) if isinstance(e, ir.AnyOf)}
-    words = {test: ir.Var("bool", f"any_of_warp({_any(w, test.test)}, {w.site(stmt)})") for test in tests}
     before = w.flying
-    roles.alternatives(w, [replace(stmt, condition=ir.replaced(stmt.condition, words))])
+    roles.alternatives(w, [stmt])
     w.flying = tuple(dict.fromkeys((*before, *w.flying)))
-
-
-def _any(w: Writer, test: ir.Expr) -> str:
-    """Of the thread's elements."""
-    registers = plan.registers(w.kernel, ir.loads(test)[0].buffer)
-    return " || ".join(statement(with_parameters(w.kernel, test), lambda tile, x=x: str(x)) for x in range(registers))
 
 
 def _pipelined(w: Writer, stmt: ir.Pipelined) -> None:
@@ -157,7 +147,7 @@ def _copy(w: Writer, stmt: ir.Copy) -> None:
     if isinstance(src, ir.Region) or (isinstance(dst, ir.Region) and len(src.shape) == 1):
         copy(w, stmt)
     elif isinstance(dst, ir.Region):
-        _store_pairs(w, stmt)
+        store_pairs(w, stmt)
     elif len(dst.shape) == 2:  # from shared memory
         with w.loop("q", dst.shape[1] // 16):
             chunk = w.declare_row(src, 16)
@@ -177,40 +167,6 @@ def _meets(stmt: ir.Stmt | None) -> bool:
     if isinstance(stmt, ir.Copy) and isinstance(stmt.dst, ir.Buffer):
         return stmt.dst.scope == "shared" and len(stmt.dst.shape) == 1
     return isinstance(stmt, Meet) and stmt.waits
-
-
-def _store_pairs(w: Writer, stmt: ir.Copy) -> None:
-    """Two neighbouring elements at a time, of the rows and columns that the tensor has."""
-    tensor, src = stmt.dst.tensor, stmt.src
-    *outer, row, column = stmt.dst.origin
-    numbers = [n.value for n in (column, tensor.dims[-1]) if isinstance(n, ir.Const)]
-    inside = len(numbers) == 2 and numbers[0] + src.shape[1] <= numbers[1]
-    own = f"{w.number(column, 2)} + lane % 4 * 2"
-    with w.loop("y", 2):
-        w.line(f"const int row = {w.number(row)} + {w.fragments.row(w, 'y')};")
-        with w.block(f"if (row < {w.number(tensor.dims[-2])})"):
-            first = " + ".join([*terms(tensor, [*(w.number(o, 3) for o in outer), "row"]), own])
-            w.line(f"const auto first = global<{CTYPES[tensor.dtype]}>(p.{tensor.name}) + ({first});")
-            guard = "" if inside else f"if ({own} + x * 2 < {w.number(tensor.dims[-1])}) "
-            word = f"store_global<2>(first, x * 2, {src.name}, x + y * 2, {w.site(stmt)});"
-            w.each(guard + word, "x", plan.registers(w.kernel, src), step=4)
-
-
-def _fill(w: Writer, stmt: ir.Fill) -> None:
-    """A fragment; or rows of boxes from one on, 16 bytes at a time."""
-    if stmt.buffer.scope == "fragment":
-        fill(w, stmt)
-        return
-    tile, layout = stmt.buffer, plan.tile_layout(w.kernel, stmt.buffer)
-    per, row = 16 // layout.element_bytes, w.number(tile.origin[0], 3) if isinstance(tile, ir.View) else "0"
-    elements = layout.box_bytes // layout.element_bytes
-    with w.block(""):
-        w.line(f"Fragment<{CTYPES[tile.dtype]}, {per}> value;")
-        w.line(f"fill<{per}>(value, 0, {w.number(stmt.value)});")
-        first = f"{row} * {layout.box_columns} + thread * {per}"
-        rows = w.loop("x", elements, first, 128 * per, unrolled=False)
-        with rows, w.loop("box", layout.columns // layout.box_columns):
-            w.line(f"store_shared<{per}>({w.start(tile)} + box * {elements}, x, value, 0, {w.site(stmt)});")
 
 
 def _parallel(w: Writer, stmt: ir.Parallel) -> None:
@@ -246,7 +202,6 @@ STATEMENTS = roles.STATEMENTS | {
     One: _one,
     Retire: _retire,
     ir.Copy: _copy,
-    ir.Fill: _fill,
     ir.If: _if,
     ir.Parallel: _parallel,
     ir.Pipelined: _pipelined,

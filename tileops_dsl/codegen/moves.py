@@ -38,18 +38,25 @@ def hint(op: ir.Copy) -> str:
 def coordinates(w: Writer, op: ir.Copy, column: int | str, rows: int) -> str:
     """Innermost first; a group's own tile and a CTA's part of a tile begin further down."""
     *outer, row, first = (w.number(o) for o in op.region.origin)
-    if not plan.is_common(w.kernel, op.tile) and not plan.tile_loop(w.kernel).alternate:
+    of_group = not plan.is_common(w.kernel, ir.buffer_of(op.tile))
+    if of_group and plan.divides_rows(w.kernel):
         row += f" + (group - {w.role.groups[0]}) * {rows}"
     if op.multicast:
         row += f" + rank * {rows}"
     first = str(column) if first == "0" else first + (f" + {column}" if column else "")
+    first += w.part(plan.own_columns(w.kernel, op.tile.shape[1])) if of_group else ""
     return f"at({', '.join([first, row, *reversed(outer)])})"
 
 
 def copy(w: Writer, stmt: ir.Copy) -> None:
     """Of a vector, whose elements are spread over the group's threads; or of one with a value for each row."""
     if isinstance(stmt.dst, ir.Region):
-        _store_rows(w, stmt)
+        (_store_rows if len(stmt.src.shape) == 1 else store_pairs)(w, stmt)
+        return
+    if stmt.dst.common:  # the group's part, by one of the four lanes that have the row
+        with w.block("if (lane % 4 == 0)"), w.loop("x", plan.registers(w.kernel, stmt.src)):
+            at = f"{w.fragments.row(w, 'x')}{w.part(stmt.src.shape[0])}"
+            w.line(f"store_shared({stmt.dst.name}, {at}, {stmt.src.name}[x], {w.site(stmt)});")
         return
     layout = w.kernel.layouts[stmt.dst]
     with w.loop("x", layout.registers):
@@ -62,7 +69,7 @@ def copy(w: Writer, stmt: ir.Copy) -> None:
 
 
 def _store_rows(w: Writer, stmt: ir.Copy) -> None:
-    """By one of the four lanes that have the row, where the tensor has it."""
+    """By one of the four lanes that have the row (of the first group, if all have it), where the tensor has it."""
     tensor, row = stmt.dst.tensor, f"{stmt.dst.tensor.name}_row"
     *outer, first = (w.number(o, 3) for o in stmt.dst.origin)
     with w.loop("x", plan.registers(w.kernel, stmt.src)):
@@ -70,7 +77,43 @@ def _store_rows(w: Writer, stmt: ir.Copy) -> None:
         at = " + ".join(terms(tensor, [*outer, row])) if outer else row
         to = f"global<{CTYPES[tensor.dtype]}>(p.{tensor.name}), {at}"
         inside = f"{row} < {w.number(tensor.dims[-1])}"
-        w.line(f"if (lane % 4 == 0 && {inside}) store_global<1>({to}, {stmt.src.name}, x, {w.site(stmt)});")
+        first = f"group == {w.role.groups[0]} && " * (plan.parts(w.kernel) > 1)
+        w.line(f"if ({first}lane % 4 == 0 && {inside}) store_global<1>({to}, {stmt.src.name}, x, {w.site(stmt)});")
+
+
+def store_pairs(w: Writer, stmt: ir.Copy) -> None:
+    """Two neighbouring elements at a time, of the rows and columns that the tensor has."""
+    tensor, src = stmt.dst.tensor, stmt.src
+    *outer, row, column = stmt.dst.origin
+    numbers = [n.value for n in (column, tensor.dims[-1]) if isinstance(n, ir.Const)]
+    inside = len(numbers) == 2 and numbers[0] + src.shape[1] <= numbers[1]
+    columns = plan.own_columns(w.kernel, src.shape[1])
+    own = f"{w.number(column, 2)} + lane % 4 * 2{w.part(columns)}"
+    own_row = "row" if plan.feeds_itself(w.kernel) else f"{tensor.name}_row"  # a tile's row may be called so
+    with w.of_blocks(), w.loop("y", 2):
+        place, first_register = ("y", "") if w.blocks == 1 else ("h * 2 + y", f"h * {w.span(columns)} + ")
+        w.line(f"const int {own_row} = {w.number(row)} + {w.fragments.row(w, place)};")
+        with w.block(f"if ({own_row} < {w.number(tensor.dims[-2])})"):
+            first = " + ".join([*terms(tensor, [*(w.number(o, 3) for o in outer), own_row]), own])
+            w.line(f"const auto first = global<{CTYPES[tensor.dtype]}>(p.{tensor.name}) + ({first});")
+            guard = "" if inside else f"if ({own} + x * 2 < {w.number(tensor.dims[-1])}) "
+            word = f"store_global<2>(first, x * 2, {src.name}, {first_register}x + y * 2, {w.site(stmt)});"
+            w.each(guard + word, "x", w.span(columns), step=4)
+
+
+def fill_shared(w: Writer, stmt: ir.Fill) -> None:
+    """Rows of boxes from one on, 16 bytes at a time, by the group, or by all to which the tile is common."""
+    tile, layout = stmt.buffer, plan.tile_layout(w.kernel, stmt.buffer)
+    per, row = 16 // layout.element_bytes, w.number(tile.origin[0], 3) if isinstance(tile, ir.View) else "0"
+    elements, threads = layout.box_bytes // layout.element_bytes, 128 * len(w.role.groups)
+    thread = "thread" if threads == 128 else f"(thread + (group - {w.role.groups[0]}) * 128)"
+    with w.block(""):
+        w.line(f"Fragment<{CTYPES[tile.dtype]}, {per}> value;")
+        w.line(f"fill<{per}>(value, 0, {w.number(stmt.value)});")
+        first = f"{row} * {layout.box_columns} + {thread} * {per}"
+        rows = w.loop("x", elements, first, threads * per, unrolled=False)
+        with rows, w.loop("box", layout.columns // layout.box_columns):
+            w.line(f"store_shared<{per}>({w.start(tile)} + box * {elements}, x, value, 0, {w.site(stmt)});")
 
 
 def _load_vector(w: Writer, stmt: ir.Copy) -> None:

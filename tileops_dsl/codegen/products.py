@@ -17,9 +17,10 @@ def product(w: Writer, stmt: Issue, waits: list[Await] = ()) -> None:
     several = sum(isinstance(s, ir.Gemm) for s in ir.walk(w.kernel.body)) > 1  # each has its names for itself
     with w.block("") if several else nullcontext():
         operands, b = operand_a(w, gemm), Operand(plan.tile_layout(w.kernel, gemm.b), not gemm.transpose_b)
-        matrix(w, "b", gemm.b, b, "")
-        to = f"h * {w.span(gemm.c.shape[1])}" if w.blocks > 1 else "0"
-        word = f"wgmma<{gemm.c.shape[1]}>({gemm.c.name}, {to}, {operands}, b + {step(b)}, {accumulate(w, gemm.clear)}"
+        columns = plan.own_columns(w.kernel, gemm.c.shape[1])
+        matrix(w, "b", gemm.b, b, w.part(b.skip(columns) // b.tile.element_bytes))
+        to = f"h * {w.span(columns)}" if w.blocks > 1 else "0"
+        word = f"wgmma<{columns}>({gemm.c.name}, {to}, {operands}, b + {step(b)}, {accumulate(w, gemm.clear)}"
         steps = b.steps // max(len(waits), 1)
         with each_box(w, len(waits)) as box:
             if waits:

@@ -3,9 +3,11 @@
 from itertools import takewhile
 
 from tileops_dsl import ir, plan
+from tileops_dsl.codegen.arithmetic import with_parameters
 from tileops_dsl.codegen.cuda import fill, printed
 from tileops_dsl.codegen.element_loops import chunks, parallel, reduce
-from tileops_dsl.codegen.moves import copy, issue_copy
+from tileops_dsl.codegen.expressions import statement
+from tileops_dsl.codegen.moves import copy, fill_shared, issue_copy
 from tileops_dsl.codegen.products import product, settle
 from tileops_dsl.codegen.writer import Writer
 from tileops_dsl.schedule import Advance, Alone, At, Await, Chunks, Fence, Issue, Meet, One, Retire, Signal, Sync, Unrolled
@@ -63,7 +65,8 @@ def alternatives(w: Writer, run: list[ir.If]) -> None:
     """A switch; without the last comparison where only one value is left: its registers would be copied for none of them."""
     for number, stmt in enumerate(run):
         rest = number and stmt is run[-1] and _exhausts(w, run)
-        w.line("} else {" if rest else f"{'} else ' if number else ''}if ({w.number(stmt.condition)}) {{")
+        condition = ir.replaced(stmt.condition, _any_of(w, stmt))
+        w.line("} else {" if rest else f"{'} else ' if number else ''}if ({w.number(condition)}) {{")
         w.depth += 1
         w.conditions.append(stmt.condition)
         with w.scope():
@@ -72,6 +75,16 @@ def alternatives(w: Writer, run: list[ir.If]) -> None:
         w.conditions.pop()
         w.depth -= 1
     w.line("}")
+
+
+def _any_of(w: Writer, stmt: ir.If) -> dict[ir.Expr, ir.Expr]:
+    """Words for what the condition asks of the thread's elements, and so of its warp's."""
+    words = {}
+    for any_of in (e for e in ir.subexprs(stmt.condition) if isinstance(e, ir.AnyOf)):
+        test, registers = with_parameters(w.kernel, any_of.test), plan.registers(w.kernel, ir.loads(any_of.test)[0].buffer)
+        holds = " || ".join(statement(test, lambda tile, x=x: str(x)) for x in range(registers))
+        words[any_of] = ir.Var("bool", f"any_of_warp({holds}, {w.site(stmt)})")
+    return words
 
 
 def _exhausts(w: Writer, run: list[ir.If]) -> bool:
@@ -209,9 +222,15 @@ def _signal(w: Writer, stmt: Signal) -> None:
         w.line(f"if ({guard}lane == 0) arrive({slot}, {w.site(stmt)});")
 
 
+def _sync(w: Writer, stmt: Sync) -> None:
+    groups = w.role.groups
+    which = f"{groups[-1] + 1}, {plan.GROUP * len(groups)}" if stmt.all_groups else f"group, {plan.GROUP}"
+    w.line(f"named_barrier_sync({which}, {w.site(stmt)});")
+
+
 def _print(w: Writer, stmt: ir.Print) -> None:
     """Groups that alternate, and threads without groups, print for themselves."""
-    printed(w, stmt, w.role.groups[0] if plan.sharing(w.kernel) > 1 else None)
+    printed(w, stmt, w.role.groups[0] if plan.readers(w.kernel) > 1 else None)
 
 
 STATEMENTS = {
@@ -225,10 +244,10 @@ STATEMENTS = {
     One: _one,
     Retire: retire,
     Signal: _signal,
-    Sync: lambda w, stmt: w.line(f"named_barrier_sync(group, 128, {w.site(stmt)});"),
+    Sync: _sync,
     Unrolled: _unrolled,
     ir.Copy: copy,
-    ir.Fill: fill,
+    ir.Fill: lambda w, stmt: (fill if stmt.buffer.scope == "fragment" else fill_shared)(w, stmt),
     ir.Parallel: parallel,
     ir.Persistent: _persistent,
     ir.Pipelined: pipelined,

@@ -47,7 +47,9 @@ class Writer(Emitter):
         if plan.feeds_itself(self.kernel):
             return dict(sorted(names.items(), key=lambda item: len(list(ir.subexprs(item[0])))))
         steps = [s.extent for s in body if isinstance(s, ir.Pipelined) and not isinstance(s.extent, ir.Const)]
-        quotients = [q for s in body for e in ir.exprs_of(s) for q in _quotients(e)]
+        own = {var for s in body if isinstance(s, ir.Parallel) for var in s.vars}  # of elements, not of the tile
+        quotients = [q for s in body for e in ir.exprs_of(s) for q in _quotients(e, given)]
+        quotients = [q for q in quotients if not own.intersection(ir.subexprs(q))]
         for name, found in (("steps", steps), ("quotient", quotients)):
             new = (expr for expr in dict.fromkeys(found) if expr not in given)
             names |= {expr: f"{name}_{n}" if n > 1 else name for n, expr in enumerate(new, 1)}
@@ -116,6 +118,10 @@ class Writer(Emitter):
 
     blocks = property(lambda self: plan.blocks(self.kernel))
 
+    def part(self, size: int) -> str:
+        """How far behind the first group's part, each of `size`, this group's lies where groups divide the columns."""
+        return f" + (group - {self.role.groups[0]}) * {size}" if plan.parts(self.kernel) > 1 else ""
+
     @property
     def late(self) -> bool:
         """Whether the role hands back a stage one iteration later."""
@@ -156,9 +162,13 @@ class Writer(Emitter):
     def declare_row(self, tile: ir.Tile, columns: int) -> str:
         """Where the thread's row of chunk q of a tile lies; returns the number of the chunk in its box."""
         name, layout = ir.buffer_of(tile).name, self.kernel.layouts[ir.buffer_of(tile)]
-        in_box = layout.box_columns // columns
-        box = f" + q / {in_box} * {layout.box_bytes // layout.element_bytes}" if tile.shape[1] > layout.box_columns else ""
-        q = f"q % {in_box}" if box else "q"
+        in_box, q = layout.box_columns // columns, "q"
+        if ir.buffer_of(tile).common:
+            q = "chunk"
+            self.line(f"const int chunk = q{self.part(plan.own_columns(self.kernel, tile.shape[1]) // columns)};")
+        several = plan.tile_layout(self.kernel, tile).columns > layout.box_columns
+        box = f" + {q} / {in_box} * {layout.box_bytes // layout.element_bytes}" if several else ""
+        q = f"{q} % {in_box}" if box else q
         box += f" + h * {64 * layout.box_columns}" * (self.blocks > 1)
         self.line(f"const auto {name}_row = {self.start(tile)}{box} + {name}_offset{self.fragments.place(self, layout, q)};")
         return q
@@ -178,10 +188,10 @@ def _used(stmts) -> set[ir.Expr]:
     return found
 
 
-def _quotients(expr: ir.Expr):
-    """Outermost ones."""
+def _quotients(expr: ir.Expr, given: dict):
+    """Outermost ones, but in what has a name."""
     if isinstance(expr, ir.Call) and expr.op == "floordiv" and not isinstance(expr.args[1], ir.Const):
         yield expr
-    else:
+    elif expr not in given:
         for child in expr.children:
-            yield from _quotients(child)
+            yield from _quotients(child, given)

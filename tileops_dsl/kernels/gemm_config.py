@@ -58,3 +58,11 @@ class GemmConfig(Config):
                 f"{total:.3g} bytes loaded, {m * n * DTYPES[self.y]:.3g} stored"
             )
         return lines
+
+
+@dataclass(frozen=True)
+class FewRowsConfig(GemmConfig):
+    """A matrix product of few rows: two groups, each with all rows of a tile and half of its columns."""
+
+    table = None  # the operator does not call it yet
+    threads = 256

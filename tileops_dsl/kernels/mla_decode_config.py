@@ -19,3 +19,16 @@ class MlaConfig(Config):
     def name(self) -> str:
         """mla_decode_sm_90a_bf16_64x64x576x512."""
         return "_".join((self.op, self.target, *self.dtypes, "x".join(map(str, self.tile))))
+
+
+@dataclass(frozen=True)
+class StandardMlaConfig(MlaConfig):
+    """The same as a program without T.ws. `stages`: of a page; `cluster`: CTAs with other rows of a request, which share it."""
+
+    stages: int = 2
+    cluster: int = 1
+
+    facts = ("tile", "cluster")
+    threads = 256
+    step = property(lambda self: f"{self.tile[1]} keys")
+    name = property(lambda self: MlaConfig.name.fget(self) + f"_c{self.cluster}" * (self.cluster > 1))

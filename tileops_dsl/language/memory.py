@@ -84,8 +84,8 @@ def _assign(to: ir.Tensor | ir.Tile, indices, value) -> None:
 class Fragment:
     """A tile in registers, distributed over the CTA's threads, or in shared memory.
 
-    Elements are read and written in T.Parallel. tile[:, a:b] is a view of some columns; in shared memory they are whole boxes,
-    and for T.fill tile[row:, a:b] begins at a row that is known at run time.
+    Elements are read and written in T.Parallel. tile[:, a:b] is a view of some columns; in shared memory they are whole boxes
+    (of 128 bytes, if the tile has no `box`), and for T.fill tile[row:, a:b] begins at a row that is known at run time.
     """
 
     def __init__(self, buffer: ir.Tile):
@@ -114,11 +114,11 @@ class Fragment:
         problem = f"{self.buffer.name} is cut in another way than some columns, a constant number of them"
         require(of_columns, problem, "tile[:, a : a + 64]", here())
         first = ir.ZERO if rows.start is None else to_expr(rows.start)
-        view, box = ir.View(self.buffer, (first, start), (self.shape[0], size)), self.buffer.box
+        view, box = ir.View(self.buffer, (first, start), (self.shape[0], size)), self.buffer.box or 128 // ir.DTYPES[self.dtype]
         inside = isinstance(start, ir.Const) and 0 <= start.value < start.value + size <= self.shape[1]
-        of_boxes = self.buffer.scope == "fragment" or (box and inside and start.value % box == size % box == 0)
+        of_boxes = self.buffer.scope == "fragment" or (inside and start.value % box == size % box == self.shape[1] % box == 0)
         problem = f"{view.name} is no whole boxes of {self.buffer.name}"
-        require(of_boxes, problem, "T.alloc_shared(shape, dtype, box=n), and multiples of n columns", here())
+        require(of_boxes, problem, f"multiples of {box} columns, or T.alloc_shared(shape, dtype, box=n) and those of n", here())
         return Fragment(view)
 
 

@@ -147,9 +147,14 @@ def _reduce(op: str, src: Fragment, dst: Fragment, dim: int, clear: bool, partia
 
 
 class GemmWarpPolicy(enum.Enum):
-    """How the groups of 128 threads divide the result: FullRow, each has some of the rows."""
+    """How the groups of 128 threads divide the result: FullRow, each has some of the rows; FullCol, some of the columns.
+
+    All products of a kernel have one policy, which divides the other tiles and fragments, too. Of columns that are divided,
+    what a product reads from registers and what a reduction makes of a row is exchanged between the groups.
+    """
 
     FullRow = "full_row"
+    FullCol = "full_col"
 
 
 def gemm(

@@ -3,6 +3,7 @@
 from tileops_dsl import ir
 from tileops_dsl.passes import groups, portable
 from tileops_dsl.passes.budgets import budget_registers, whole_share
+from tileops_dsl.passes.exchange import exchange
 from tileops_dsl.passes.layouts import infer_layouts
 from tileops_dsl.passes.pipeline import pipeline
 from tileops_dsl.passes.roles import assign_roles
@@ -17,6 +18,7 @@ CHECKED = ("well_formed", "roles", "aliases", "schedule", "layouts", "shared_mem
 # (name, pass, what holds after it: keys of verify.CHECKS)
 PIPELINE = [
     ("record", unchanged, CHECKED[:1]),
+    ("exchange", exchange, CHECKED[:1]),
     ("roles", assign_roles, CHECKED[:3]),
     ("pipeline", of_kind(pipeline, portable.schedule, ws=groups.schedule), CHECKED[:4]),
     ("infer_layouts", of_kind(infer_tiles, infer_tiles, infer_layouts), CHECKED[:5]),

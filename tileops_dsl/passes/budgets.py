@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from tileops_dsl import ir
 from tileops_dsl.errors import TileError, require
-from tileops_dsl.plan import consumers, live_words, threads
+from tileops_dsl.plan import consumers, live_words, own_columns, threads
 from tileops_dsl.targets import Target
 
 WORDS = 44  # for addresses and loop state, beside the fragments: with 43 a gemm's tile of 256 x 128 was spilled
@@ -30,7 +30,7 @@ def budget_registers(kernel: ir.Kernel, target: Target) -> ir.Kernel:
         consumer = min((start * (groups + 1) - producer) // groups // 8 * 8, 240)
         if live + WORDS <= consumer:
             break
-    widest = max(product.c.shape[1] for product in products)
+    widest = own_columns(kernel, max(product.c.shape[1] for product in products))
     if widest // 2 + PRODUCT > start:
         problem = f"a product of {widest} columns, and each thread starts with {start} registers"
         raise TileError(problem, f"at most {2 * (start - PRODUCT)} columns, or fewer threads", kernel.location)

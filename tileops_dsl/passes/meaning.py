@@ -37,12 +37,16 @@ class Event:
 
 
 def ways(kernel: ir.Kernel) -> list[Values]:
-    """All ways that the program's conditions tell apart: each parameter as the constants that it is compared with, 0 and 1."""
+    """All ways that the program's conditions tell apart: each parameter as the constants that it is compared with, 0 and 1.
+
+    A divisor is no switch.
+    """
     constants: dict[str, set[int]] = {}
     parameters = {v.name for v in kernel.scalars} | {t.flag for t in kernel.tensors}
     for stmt in ir.walk(kernel.body, ir.If):
         for e in ir.subexprs(stmt.condition):
-            for name in (a.name for a in e.children if isinstance(a, ir.Var) and a.name in parameters):
+            operands = [*e.children][: 1 if getattr(e, "op", "") == "floordiv" else None]
+            for name in (a.name for a in operands if isinstance(a, ir.Var) and a.name in parameters):
                 constants.setdefault(name, {0, 1}).update(a.value for a in e.children if isinstance(a, ir.Const))
     return [dict(zip(constants, values, strict=True)) for values in itertools.product(*map(sorted, constants.values()))]
 

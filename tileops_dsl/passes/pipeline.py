@@ -13,8 +13,8 @@ from dataclasses import replace
 from tileops_dsl import ir
 from tileops_dsl.errors import TileError, require
 from tileops_dsl.passes.products import Products, at_least_once
-from tileops_dsl.passes.stores import anew, chunked, exchanged, last_wait, plain, stored, unrolled, uses
-from tileops_dsl.plan import is_load, is_store, ring_of, tile_loop
+from tileops_dsl.passes.stores import anew, chunked, exchanged, fenced, last_wait, plain, stored, unrolled, uses
+from tileops_dsl.plan import is_common, is_load, is_store, operands, ring_of, tile_loop
 from tileops_dsl.schedule import Advance, Alone, Await, Chunks, Issue, Meet, Ring, Role, Signal
 from tileops_dsl.targets import Target
 
@@ -40,8 +40,8 @@ def find_rings(kernel: ir.Kernel):
     groups: dict[tuple, list[ir.Buffer]] = {}
     for loop in ir.walk(kernel.body, ir.Pipelined):
         inside, products = uses(loop.body), [s for s in loop.body if isinstance(s, ir.Gemm)]
-        for buffer in dict.fromkeys(b for b in inside if inside.count(b) == everywhere.count(b)):
-            reader = next((s for s in products if buffer in (s.a, s.b)), None)
+        for buffer in dict.fromkeys(b for b in inside if inside.count(b) == everywhere.count(b) and not b.common):
+            reader = next((s for s in products if buffer in operands(s)), None)
             groups.setdefault((loop.var, loop.num_stages, reader), []).append(buffer)
     for buffer in (b for b in common if not any(b in group for group in groups.values())):
         groups[tile_loop(kernel).vars[-1], 1, buffer] = [buffer]
@@ -56,8 +56,8 @@ def check_loads(loop: ir.Pipelined, rings) -> None:
     own = [b for ring in rings if ring.var == loop.var for b in ring.buffers]
     loaded = [s.dst for s in ir.walk(loop.body) if is_load(s)] + [b for r in rings if r.var != loop.var for b in r.buffers]
     for stmt in ir.walk(loop.body):
-        tiles = [stmt.dst] if is_load(stmt) else [stmt.a, stmt.b] if isinstance(stmt, ir.Gemm) else []
-        for tile in (t for t in tiles if t.scope == "shared"):
+        tiles = [stmt.dst] if is_load(stmt) else operands(stmt) if isinstance(stmt, ir.Gemm) else []
+        for tile in (t for t in tiles if not t.common):
             if tile not in loaded or (is_load(stmt) and tile not in own):
                 problem = f"{tile.name} is not loaded by this loop, or used outside it"
                 raise TileError(problem, "a tile of the loop's own, loaded by T.copy in it", stmt.location)
@@ -117,7 +117,9 @@ def _consume(kernel: ir.Kernel, role: Role) -> Role:
             body += products.straight(stored(plain(stmt), ir.ZERO))
     body = [*ahead, *anew(chunked(body + products.retire()), stores)]
     before, body, behind = _in_turns(body, tiles.location) if tiles.alternate else ((), body, ())
-    body = exchanged((replace(tiles, body=tuple(body)),), set())
+    rings = {buffer: f"{ring.prefix}full" for ring in kernel.rings for buffer in ring.buffers}
+    common = {buffer: rings.get(buffer, "") for buffer in uses(role.body) if is_common(kernel, buffer)}
+    body = fenced(exchanged((replace(tiles, body=tuple(body)),), set(), common), common, [])
     return replace(role, body=(*before, *body, *behind, *last_wait(stores)))
 
 

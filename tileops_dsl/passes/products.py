@@ -11,7 +11,8 @@ from dataclasses import replace
 
 from tileops_dsl import ir
 from tileops_dsl.errors import TileError, require
-from tileops_dsl.plan import named, ring_of
+from tileops_dsl.passes.stores import chunked
+from tileops_dsl.plan import named, operands, ring_of
 from tileops_dsl.schedule import Advance, At, Await, Issue, Retire, Ring, Signal
 
 
@@ -30,14 +31,13 @@ class Products:
             if isinstance(stmt, At):
                 out.append(replace(stmt, body=tuple(self.straight(stmt.body))))
             elif isinstance(stmt, ir.Gemm):
-                out += [Await(stmt.location, f"{ring.prefix}full", ring.var) for ring in self.rings((stmt,), reader=0)]
-                out.append(Issue(stmt.location, stmt, self.loop.var))
+                out += [*self.awaited(stmt), Issue(stmt.location, stmt, self.loop.var)]
                 self.flying.append(stmt)
                 self.since = []
             else:
                 touched = set(named(stmt))
-                hit = [n for n, product in enumerate(self.flying) if touched & {product.a, product.c}]
-                out += [*(self.retire(len(self.flying) - 1 - hit[-1]) if hit else ()), stmt]
+                hit = [n for n, product in enumerate(self.flying) if touched.intersection(named(product))]
+                out += [*(self.retire(len(self.flying) - 1 - hit[-1]) if hit else ()), *self.awaited(stmt), stmt]
                 self.since.append(stmt)
         return out
 
@@ -49,12 +49,16 @@ class Products:
         wait = Retire(done[-1].location, "product", pending, _results(self.since), tuple(done))
         return [wait, *_handed_back(self.rings(done), wait.location)]
 
-    def rings(self, products, reader: int = -1) -> list[Ring]:
-        """Along the loop, whose last reader in an iteration (or first, 0) is one of the products."""
+    def awaited(self, stmt: ir.Stmt) -> list[ir.Stmt]:
+        """Its first user in an iteration waits for what a ring has loaded."""
+        return [Await(stmt.location, f"{ring.prefix}full", ring.var) for ring in self.rings((stmt,), user=0)]
+
+    def rings(self, stmts, user: int = -1) -> list[Ring]:
+        """Along the loop, whose last user in an iteration (or first, 0) is one of the statements."""
         found = []
-        for ring in (r for r in self.kernel.rings if r.var == self.loop.var):
-            readers = [s for s in self.loop.body if isinstance(s, ir.Gemm) and {s.a, s.b} & set(ring.buffers)]
-            found += [ring] if readers and readers[reader] in products else []
+        for ring in (r for r in self.kernel.rings if self.loop and r.var == self.loop.var):
+            users = [s for s in self.loop.body if set(named(s)) & set(ring.buffers)]
+            found += [ring] if users and users[user] in stmts else []
         return found
 
     def pipelined(self, loop: ir.Pipelined, alternate: bool) -> list[ir.Stmt]:
@@ -65,12 +69,13 @@ class Products:
         require(list(loop.body) == products[:1] or not (loop.pending or alternate), problem, instead, loop.location)
         late, where = _late(loop), products[0].location
         early = list(loop.body[: len(loop.body) - len(late)])
-        once = dict.fromkeys(ring_of(self.kernel, tile) for s in products for tile in (s.a, s.b) if tile.scope == "shared")
-        once = [ring for ring in once if ring.var != loop.var]
+        rings = dict.fromkeys(ring_of(self.kernel, tile) for s in products for tile in operands(s) if not tile.common)
+        once = [ring for ring in rings if ring.var != loop.var]
         out: list[ir.Stmt] = [Await(where, f"{ring.prefix}full", ring.var) for ring in once]
         if late:
             at_least_once(loop)
-            out.append(At(where, loop.var, ir.ZERO, (*self.straight(_decided(early, loop.var, (0, 0))), *self.retire())))
+            first = [*self.straight(_decided(early, loop.var, (0, 0))), *self.retire()]
+            out.append(At(where, loop.var, ir.ZERO, tuple(chunked(first))))
             behind = 1 + max((n for n, s in enumerate(early) if isinstance(s, ir.Gemm)), default=-1)
             early.insert(behind, At(late[0].location, loop.var, ir.call("sub", loop.var, 1), late))
         for start, extent, bound, within in _parts(loop, ir.Const("int32", 1) if late else ir.ZERO):
@@ -79,7 +84,7 @@ class Products:
                 body += [Retire(where, "product", loop.pending), *_handed_back(self.rings(products), where, "before")]
             else:
                 body += self.retire()
-            out.append(replace(loop, start=start, extent=extent, body=tuple(body)))
+            out.append(replace(loop, start=start, extent=extent, body=tuple(chunked(body))))
         out += _handed_back(once, where)
         if late:
             out.append(At(late[0].location, loop.var, ir.call("sub", loop.extent, 1), tuple(self.straight(late))))

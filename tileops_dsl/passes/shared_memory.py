@@ -14,7 +14,7 @@ from dataclasses import replace
 from tileops_dsl import ir
 from tileops_dsl.instruction_layouts import SharedTile
 from tileops_dsl.layouts import VectorisedRows
-from tileops_dsl.plan import boxes, consumers, copies, feeds_itself, is_common, loads_of, peers, sharing, stages
+from tileops_dsl.plan import boxes, consumers, copies, feeds_itself, is_common, loads_of, peers, readers, stages
 from tileops_dsl.schedule import Barrier
 from tileops_dsl.targets import Target
 
@@ -61,4 +61,4 @@ def _barriers(kernel: ir.Kernel):
         yield Barrier(f"{ring.prefix}full", "full", ring, common, 1 if common else groups, 1, expected)
         if common:
             each = peers(kernel, ring) if peers(kernel, ring) > 1 else 4  # a thread of the group for each peer, or each warp
-            yield Barrier(f"{ring.prefix}empty", "empty", ring, True, 1, sharing(kernel) * each, 0)
+            yield Barrier(f"{ring.prefix}empty", "empty", ring, True, 1, readers(kernel) * each, 0)

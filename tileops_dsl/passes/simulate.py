@@ -173,11 +173,18 @@ class Agent:
                 raise Fault(f"{event.op.location} reads {buffer.name} without a fence")
 
     def elements(self, buffer: ir.Buffer, op: ir.Stmt | None = None) -> list[tuple[int, int]]:
-        """Of a tile: all, or those that the agent's threads access. A vector is written in their order and read by columns."""
-        by_producer = plan.is_common(self.kernel, buffer) and not plan.feeds_itself(self.kernel)
-        every = list(itertools.product(range(self.kernel.ctas if by_producer else 2), range(2)))
+        """Of a tile: all, or those that the agent's threads access. A vector is written in their order and read by columns.
+
+        An element of a common tile has one agent of all groups; of a reduction's vector an agent reads its rows from all.
+        """
+        common = plan.is_common(self.kernel, buffer) and not plan.feeds_itself(self.kernel)
+        groups = plan.readers(self.kernel) if common else 1
+        every = list(itertools.product(range(self.kernel.ctas if common else 2), range(2 * groups)))
         if op is None or isinstance(op, ir.Gemm) or (isinstance(op, ir.Parallel) and len(buffer.shape) == 1):
             return every
+        if groups > 1:
+            of_rows, mine = isinstance(op, ir.Reduce), 2 * self.copy + self.who
+            return [e for e in every if (e[1] % 2 == self.who if of_rows else e[1] == mine)]
         in_lines = isinstance(op, ir.Copy) and op.region is not None
         return [element for element in every if element[0 if in_lines else 1] == self.who]
 
@@ -303,6 +310,8 @@ class Agent:
             self.machine.barrier(cta, self.copy, barrier, stage).count(1, barrier.bytes)
 
     def on_sync(self, event: Event):
+        if event.stmt.all_groups:
+            return self.meet(0, "barrier of all groups", 2 * len(self.role.groups))
         return self.meet(self.copy, "barrier", 2)
 
     def meet(self, copy: int, what: str, agents: int):

@@ -10,9 +10,10 @@ from tileops_dsl import ir
 from tileops_dsl.errors import TileError
 from tileops_dsl.passes.roles import only
 from tileops_dsl.plan import accesses, is_load, is_store, named
-from tileops_dsl.schedule import Await, Chunks, Fence, Issue, One, Retire, Ring, Signal, Sync, Unrolled
+from tileops_dsl.schedule import Await, Chunks, Fence, Issue, One, Retire, Ring, Signal, Sync, Unrolled, op_of
 
 OPPOSITE = {"eq": "ne", "ne": "eq"}
+LOOPS = ir.Persistent | ir.Pipelined | Unrolled
 CHUNK = 16  # columns that two matrices side by side have
 
 
@@ -85,27 +86,56 @@ def last_wait(stores: list[ir.Copy]) -> list[ir.Stmt]:
     return [One(store.location, (Retire(store.location, "store", 0),)) for store in stores[-1:]]
 
 
-def exchanged(body, touched: set[tuple[ir.Buffer, bool]]) -> tuple[ir.Stmt, ...]:
+def exchanged(body, touched: set[tuple[ir.Buffer, bool]], common: dict[ir.Buffer, str]) -> tuple[ir.Stmt, ...]:
     """The group meets between writing a vector, in the order of threads, and reading it, by columns.
 
-    `touched`: vectors that it wrote (or read) since it met last.
+    So do all groups between writing and reading what is `common` to them: tiles, and of loaded ones the barrier behind which
+    nobody touches what they held before. `touched`: what was written (or read) since they met last. A product reads
+    until it is waited for.
     """
     out: list[ir.Stmt] = []
     for stmt in body:
         if hasattr(stmt, "body") and not isinstance(stmt, ir.Parallel | Chunks):
             before = set(touched)
-            loops = isinstance(stmt, ir.Persistent | ir.Pipelined | Unrolled)
-            for _ in range(2 if loops else 1):  # one iteration behind another
-                stmt = replace(stmt, body=exchanged(stmt.body, touched))
+            for _ in range(2 if isinstance(stmt, LOOPS) else 1):  # one iteration behind another
+                stmt = replace(stmt, body=exchanged(stmt.body, touched, common))
             touched |= before if isinstance(stmt, ir.If) else set()
-        touches = ((tile, bool(writes)) for writes, tiles in enumerate(accesses(stmt)) for tile in tiles)
-        own = {(tile, writes) for tile, writes in touches if tile.scope == "shared" and len(tile.shape) == 1}
-        meets = touched & {(vector, not writes) for vector, writes in own}
-        if meets or isinstance(stmt, Sync):
-            touched.clear()
-        touched |= own
-        out += [Sync(stmt.location), stmt] if meets else [stmt]
+        if isinstance(stmt, Await):
+            touched -= {touch for touch in touched if common.get(touch[0]) == stmt.barrier}
+        begun = _touches(op_of(stmt), common)
+        meets = touched & {(tile, not writes) for tile, writes in begun}
+        sync = Sync(stmt.location, any(tile in common for tile, _ in meets)) if meets else stmt
+        if isinstance(sync, Sync):
+            touched &= set() if sync.all_groups else {touch for touch in touched if touch[0] in common}
+        out += [sync] if meets else []
+        touched |= set() if isinstance(op_of(stmt), ir.Gemm) else begun
+        touched |= {touch for gemm in getattr(stmt, "of", ()) for touch in _touches(gemm, common)}
+        out.append(stmt)
     return tuple(out)
+
+
+def fenced(body, common: dict[ir.Buffer, str], written: list[ir.Stmt]) -> tuple[ir.Stmt, ...]:
+    """In front of where all groups meet, what threads wrote for products becomes visible to them. `written`: since then."""
+    out: list[ir.Stmt] = []
+    for stmt in body:
+        if hasattr(stmt, "body") and not isinstance(stmt, ir.Parallel | Chunks):
+            before = list(written) if isinstance(stmt, ir.If) else []
+            for _ in range(2 if isinstance(stmt, LOOPS) else 1):
+                stmt = replace(stmt, body=fenced(stmt.body, common, written))
+            written += before
+        elif any(ir.buffer_of(tile) in common and len(tile.shape) == 2 for tile in accesses(stmt)[1]):
+            written.append(stmt)
+        elif isinstance(stmt, Sync) and stmt.all_groups and written:
+            out += [] if out and isinstance(out[-1], Fence) else [Fence(written[-1].location)]
+            written.clear()
+        out.append(stmt)
+    return tuple(out)
+
+
+def _touches(stmt: ir.Stmt, common: dict[ir.Buffer, str]) -> set[tuple[ir.Buffer, bool]]:
+    """Vectors and common tiles, with whether they are written."""
+    tiles = {(ir.buffer_of(tile), bool(writes)) for writes, tiles in enumerate(accesses(stmt)) for tile in tiles}
+    return {(t, writes) for t, writes in tiles if t.scope == "shared" and (len(t.shape) == 1 or t in common)}
 
 
 def chunked(body: list[ir.Stmt], columns: int = CHUNK) -> list[ir.Stmt]:

@@ -11,32 +11,34 @@ from tileops_dsl import ir
 from tileops_dsl.errors import TileError, require
 from tileops_dsl.instruction_layouts import AccumulatorRows, SharedTile, Swizzle, WgmmaAccumulator
 from tileops_dsl.layouts import Linear
+from tileops_dsl.passes.meaning import views_of
 from tileops_dsl.passes.portable import accumulators
-from tileops_dsl.plan import feeds_itself, group_threads, is_load, is_store, layout_rows, named, sharing, tile_loop
+from tileops_dsl.plan import group_threads, is_load, is_store, layout_columns, layout_rows, named, parts, sharing, tile_loop
 from tileops_dsl.targets import Target
 
 
 def infer_tiles(kernel: ir.Kernel, target: Target) -> ir.Kernel:
     table: dict[ir.Buffer, object] = {}
-    groups = sharing(kernel)
+    groups, across = sharing(kernel), parts(kernel)
     statements = list(ir.walk(kernel.body))
 
     def of_fragment(tile: ir.Buffer, location: ir.Location):
         if not target.warp_groups:
             return accumulators(kernel, tile, location)
         rows = next((layout.rows for layout in table.values() if isinstance(layout, WgmmaAccumulator)), 64)
-        return accumulator(tile, rows, groups, location)
+        return accumulator(tile, rows, groups, across, location)
 
     for stmt in statements:
         if isinstance(stmt, ir.Gemm) and target.warp_groups:
-            _product(table, stmt, groups)
+            _product(table, stmt, groups, across)
         elif isinstance(stmt, ir.Gemm):
             table[stmt.c] = of_fragment(stmt.c, stmt.location)
     for stmt in statements:
         if isinstance(stmt, ir.Parallel):
+            _check_views(stmt, across)
             _element_wise(table, stmt, of_fragment, target)
         elif isinstance(stmt, ir.Reduce):
-            for tile in (stmt.src, stmt.dst):
+            for tile in (t for t in (stmt.src, stmt.dst) if t.scope == "fragment"):
                 table.setdefault(tile, of_fragment(tile, stmt.location))
     for stmt in statements:
         if isinstance(stmt, ir.Copy):
@@ -46,8 +48,11 @@ def infer_tiles(kernel: ir.Kernel, target: Target) -> ir.Kernel:
     return replace(kernel, layouts={buffer: table[buffer] for buffer in order if buffer in table})
 
 
-def _product(table: dict, gemm: ir.Gemm, groups: int) -> None:
+def _product(table: dict, gemm: ir.Gemm, groups: int, across: int) -> None:
     rows, columns = gemm.c.shape
+    if across > 1:
+        _check_parts(gemm, across)
+        columns //= across
     if rows % (64 * groups) or columns % 8 or not 8 <= columns <= 256:
         problem = f"{gemm.c.name} has {rows} x {columns} elements for {groups} groups of 64 rows"
         raise TileError(problem, "64 rows for each 128 threads, and a multiple of 8 columns up to 256", gemm.location)
@@ -56,36 +61,46 @@ def _product(table: dict, gemm: ir.Gemm, groups: int) -> None:
         if tile.scope == "shared":
             table.setdefault(ir.buffer_of(tile), shared_tile(ir.buffer_of(tile), tile.shape[0], gemm.location))
         else:
-            table.setdefault(tile, accumulator(tile, rows // groups, groups, gemm.location))
+            table.setdefault(tile, accumulator(tile, rows // groups, groups, across, gemm.location))
 
 
-def shared_tile(buffer: ir.Buffer, rows: int, location: ir.Location) -> SharedTile:
-    """With the widest swizzle that divides its rows; of boxes, one as wide as they are."""
-    row_bytes = (buffer.box or buffer.shape[1]) * ir.DTYPES[buffer.dtype] if len(buffer.shape) == 2 else 0
+def _check_parts(gemm: ir.Gemm, across: int) -> None:
+    """Each group's columns are rows of a b [N, K], two matrices at least; or whole boxes of one that is stored [K, N]."""
+    columns = gemm.c.shape[1]
+    stored, unit = ("[N, K]", 16) if gemm.transpose_b else ("[K, N]", 128 // ir.DTYPES[gemm.b.dtype])
+    problem = f"{gemm.c.name} has {columns} columns for {across} groups, of a b stored {stored}"
+    require(columns % (unit * across) == 0, problem, f"a multiple of {unit} columns for each group", gemm.location)
+
+
+def shared_tile(buffer: ir.Buffer, rows: int, location: ir.Location, columns: int = 0) -> SharedTile:
+    """With the widest swizzle that divides its rows; of boxes, one as wide as they are. `columns`: of a group, if not all."""
+    columns = columns or buffer.shape[-1]
+    row_bytes = (buffer.box or columns) * ir.DTYPES[buffer.dtype] if len(buffer.shape) == 2 else 0
     fitting = [s for s in (Swizzle.B128, Swizzle.B64, Swizzle.B32) if row_bytes and row_bytes % s.row_bytes == 0]
     problem = f"{buffer.name} has boxes of {row_bytes} bytes; TMA moves rows of 128, 64 or 32 bytes"
     of_box = not buffer.box or row_bytes in [s.row_bytes for s in fitting]
     require(of_box, problem, f"box={128 // ir.DTYPES[buffer.dtype]}", location)
     problem = f"{buffer.name} is {list(buffer.shape)}; TMA and wgmma move rows of 32 bytes, 8 to 256 of them"
     require(fitting and rows % 8 == 0 and 8 <= rows <= 256, problem, "a tile [rows, columns] of such sizes", location)
-    return SharedTile(rows, buffer.shape[1], ir.DTYPES[buffer.dtype], fitting[0])
+    return SharedTile(rows, columns, ir.DTYPES[buffer.dtype], fitting[0])
 
 
 def _copied(table: dict, stmt: ir.Copy, kernel: ir.Kernel) -> None:
     """A tile for TMA; a vector is spread over a group, in shared memory it lies as it is."""
     by_tma, tensor = is_load(stmt) or is_store(stmt), stmt.region and stmt.region.tensor
     of_rows = isinstance(table.get(stmt.src), AccumulatorRows)
-    pairs = feeds_itself(kernel) and isinstance(table.get(stmt.src), WgmmaAccumulator) and tensor and tensor.vector % 2 == 0
+    pairs = isinstance(table.get(stmt.src), WgmmaAccumulator) and tensor and tensor.vector % 2 == 0
     vector = pairs or (tensor and len(stmt.tile.shape) == 1 and (of_rows or tensor.dtype == "any"))
     if tensor and not (by_tma or vector):
         problem = f"{tensor.name} is copied between global memory and a fragment"
-        raise TileError(problem, 'a tile in shared memory in between (a vector of dtype "any" needs none)', stmt.location)
+        instead = 'a tile in shared memory in between (a vector of dtype "any", or a store to a tensor of vector=2, needs none)'
+        raise TileError(problem, instead, stmt.location)
     ends = [ir.buffer_of(end) for end in (stmt.src, stmt.dst) if isinstance(end, ir.Tile)]
     for tile in (end for end in ends if end not in table):
         if len(tile.shape) == 1 and not by_tma:
             table[tile] = Linear(tile.shape[0], group_threads(kernel))
         elif tile.scope == "shared":
-            table[tile] = shared_tile(tile, layout_rows(kernel, tile), stmt.location)
+            table[tile] = shared_tile(tile, layout_rows(kernel, tile), stmt.location, layout_columns(kernel, tile))
     if stmt.multicast:
         _check_multicast(stmt, kernel)
 
@@ -120,12 +135,19 @@ def _element_wise(table: dict, loop: ir.Parallel, of_fragment, target: Target) -
                 table.setdefault(tile, of_fragment(tile, store.location))
 
 
-def accumulator(tile: ir.Buffer, rows: int, groups: int, location: ir.Location) -> WgmmaAccumulator | AccumulatorRows:
-    columns = tile.shape[1] if len(tile.shape) == 2 else 16
+def _check_views(loop: ir.Parallel, across: int) -> None:
+    """Some columns of a fragment are one group's, if groups divide them."""
+    for view in (v for v in views_of(loop) if across > 1 and v.shape[1] < v.buffer.shape[1]):
+        problem = f"{view.name} is a part of what {across} groups divide by columns"
+        raise TileError(problem, "the whole fragment, and a tile in shared memory as wide", loop.location)
+
+
+def accumulator(tile: ir.Buffer, rows: int, groups: int, across: int, location) -> WgmmaAccumulator | AccumulatorRows:
+    columns = tile.shape[1] / across if len(tile.shape) == 2 else 16
     if tile.shape[0] != rows * groups or columns % 16 or columns > 256:
         problem = f"{tile.name} is {list(tile.shape)} for {groups} groups of {rows} rows"
         raise TileError(problem, "the rows of the accumulator and a multiple of 16 columns", location)
-    return WgmmaAccumulator(columns, rows) if len(tile.shape) == 2 else AccumulatorRows(rows)
+    return WgmmaAccumulator(int(columns), rows) if len(tile.shape) == 2 else AccumulatorRows(rows)
 
 
 def _check_partial(statements: list[ir.Stmt]) -> None:
@@ -137,7 +159,7 @@ def _check_partial(statements: list[ir.Stmt]) -> None:
                 continue
             case ir.Store(buffer=to, value=ir.Call(op="mul", args=(ir.Load(buffer=by), factor))) if to == by:
                 used = {e.buffer for e in ir.loads(factor)}
-            case ir.Reduce(src=src) if len(src.shape) == 1 and src not in partial:
+            case ir.Reduce(src=src) if len(src.shape) == 1 and src not in partial and src.scope == "fragment":
                 problem = f"{src.name} has no sums of each thread's own columns"
                 raise TileError(problem, f"T.reduce_sum(tile, {src.name}, partial=True) before", stmt.location)
             case ir.Reduce(src=src, dst=dst) if src in partial:

@@ -19,32 +19,44 @@ def verify(kernel: ir.Kernel, target: Target, properties: tuple[str, ...]) -> No
 def well_formed(kernel: ir.Kernel, target: Target) -> None:
     """Names are in scope, buffers are allocated once and before use, indices fit; a tensor is used only where it was passed."""
     _check_block(kernel.body, {*kernel.tensors, *kernel.parameters, *(block.name for block in kernel.blocks)})
-    blocks = set(kernel.blocks)
+    persistent = any(isinstance(stmt, ir.Persistent) and not stmt.alternate for stmt in kernel.body)
     for stmt in () if plan.feeds_itself(kernel) else ir.walk(kernel.body):
-        words = _expert(stmt, blocks)
+        words = _expert(stmt)
         require(not words, f"{words} in a kernel without T.ws", "the groups' work in T.ws", stmt.location)
+        words = None if persistent else _of_groups(stmt, set(kernel.blocks))
+        instead = "the groups' work in T.ws, or T.Persistent of tiles that they share"
+        require(not words, f"{words} in a kernel without T.ws", instead, stmt.location)
 
 
-def _expert(stmt: ir.Stmt, blocks: set[ir.Var]) -> str | None:
-    """What of a statement only kernels with T.ws have so far; those of rows have elements that are the same for the CTA."""
+def _of_groups(stmt: ir.Stmt, blocks: set[ir.Var]) -> str | None:
+    """What of a statement only kernels of warp groups have so far, which do not alternate.
+
+    Those of rows have elements, too, that are the same for all of the CTA.
+    """
     match stmt:
-        case ir.Alloc(buffer=ir.Buffer(box=box, dtype=dtype)) if box or dtype == "int32":
-            return "boxes" if box else "a fragment of int32"
+        case ir.Alloc(buffer=ir.Buffer(dtype="int32")):
+            return "a fragment of int32"
         case ir.Fill(buffer=tile) if tile.scope == "shared":
             return "T.fill of a tile in shared memory"
+    exprs = list(ir.subexprs(stmt))
+    for element in (e for e in exprs if isinstance(e, ir.Element)):
+        if not blocks or any(isinstance(e, ir.Var) and e not in blocks for e in ir.subexprs(element)):
+            return "an element of a tensor" + " at an index other than T.Kernel's" * bool(blocks)
+    return "T.any_of" if any(isinstance(e, ir.AnyOf) for e in exprs) else None
+
+
+def _expert(stmt: ir.Stmt) -> str | None:
+    """What of a statement only kernels with T.ws have so far."""
+    match stmt:
+        case ir.Alloc(buffer=ir.Buffer(box=box)) if box:
+            return "boxes"
         case ir.Copy(src=ir.Buffer(scope="shared"), dst=ir.Buffer(scope="fragment")):
             return "a copy out of shared memory"
         case ir.Pipelined(start=start, step=step) if start != ir.ZERO or step != 1:
             return "a T.Pipelined loop from another start, or in other steps,"
         case ir.Store(buffer=ir.Tensor()):
             return "an element of a tensor"
-    exprs = list(ir.subexprs(stmt))
-    elements = [e for e in exprs if isinstance(e, ir.Element)]
-    if any(isinstance(e, ir.Var) and e not in blocks for element in elements for e in ir.subexprs(element)):
-        return "an element of a tensor at an index other than T.Kernel's"
-    if elements and not blocks:
-        return "an element of a tensor"
-    return "T.any_of" if any(isinstance(e, ir.AnyOf) for e in exprs) else None
+    return None
 
 
 def _check_block(body, known: set) -> None:
@@ -98,7 +110,7 @@ def layouts(kernel: ir.Kernel, target: Target) -> None:
         buffer, shape, where = stmt.buffer, stmt.buffer.shape, stmt.location
         layout, name = kernel.layouts.get(buffer), buffer.name
         if kernel.roles and not isinstance(layout, Linear):
-            shape = (plan.layout_rows(kernel, buffer), *shape[1:])
+            shape = (plan.layout_rows(kernel, buffer), *(plan.layout_columns(kernel, buffer) for _ in shape[1:]))
         instead = "a tile that T.gemm, T.copy or T.Parallel uses" if kernel.roles else f"T.annotate_layout({{{name}: ...}})"
         require(layout is not None, f"{name} has no layout: nothing ties it to a tile that has one", instead, where)
         problem = f"{name} is {list(shape)} and its layout {list(layout.shape)}: {layout}"

@@ -99,7 +99,7 @@ def ranges(kernel: ir.Kernel) -> list[tuple[int, int]]:
             inside = offset == kernel.shared[view.buffer] + over and layout.swizzle == kernel.layouts[view.buffer].swizzle
             require(inside, f"{buffer.name} does not lie over {view.name}", "plan_shared_memory", kernel.location)
             continue
-        whole = len(buffer.shape) == 1 or plan.sharing(kernel) == 1  # each group has all of it
+        whole = len(buffer.shape) == 1 or plan.sharing(kernel) == plan.parts(kernel) == 1  # each group has all of it
         elements = math.prod(buffer.shape) * (plan.copies(kernel, buffer) if whole else 1) * plan.stages(kernel, buffer)
         found.append((offset, offset + elements * ir.DTYPES[buffer.dtype]))
     return found
