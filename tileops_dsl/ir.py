@@ -174,7 +174,7 @@ class Region:
         return f"{self.tensor.name}[{', '.join(map(str, self.origin))}]"
 
 
-@dataclass(frozen=True, eq=False)  # a kind of statement that does not compare its fields compares by identity
+@dataclass(frozen=True, eq=False)  # two equal ones, from one line of the program, are still two
 class Stmt:
     location: Location
 
@@ -191,7 +191,7 @@ def _text(value) -> str:
     return ",".join(map(_text, value)) if isinstance(value, tuple) else str(getattr(value, "name", value))
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Alloc(Stmt):
     buffer: Buffer
 
@@ -199,19 +199,19 @@ class Alloc(Stmt):
         return f"alloc {self.buffer}"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Annotate(Stmt):
     buffer: Buffer
     layout: Any
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Fill(Stmt):
     buffer: Buffer
     value: Expr
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Copy(Stmt):
     src: Region | Buffer
     dst: Region | Buffer
@@ -225,7 +225,7 @@ class Copy(Stmt):
     tile = property(lambda self: self.dst if isinstance(self.src, Region) else self.src)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Gemm(Stmt):
     a: Buffer
     b: Buffer
@@ -237,7 +237,7 @@ class Gemm(Stmt):
     stage: int = 0
 
 
-@dataclass(frozen=True, eq=False)  # two equal ones, from one line of the program, are still two
+@dataclass(frozen=True, eq=False)
 class Reduce(Stmt):
     op: str
     src: Buffer  # [M, N]; or [M], the partial sums that are added up
@@ -246,7 +246,7 @@ class Reduce(Stmt):
     partial: bool = False
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Store(Stmt):
     buffer: Tile
     indices: tuple[Expr, ...]
@@ -256,21 +256,21 @@ class Store(Stmt):
         return f"{Load(self.buffer.dtype, self.buffer, self.indices)} = {self.value}"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Parallel(Stmt):
     vars: tuple[Var, ...]
     extents: tuple[int, ...]
     body: tuple[Stmt, ...]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Serial(Stmt):
     var: Var
     extent: Expr
     body: tuple[Stmt, ...]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Pipelined(Stmt):
     var: Var
     extent: Expr
@@ -280,7 +280,7 @@ class Pipelined(Stmt):
     start: Expr = Const("int32", 0)  # of a role's loop
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Persistent(Stmt):
     vars: tuple[Var, ...]
     extents: tuple[Expr, ...]
@@ -290,7 +290,7 @@ class Persistent(Stmt):
     zigzag: bool = False  # a CTA takes a column's last tile and its first, or the second of both ends, ...
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class If(Stmt):
     condition: Expr
     body: tuple[Stmt, ...]

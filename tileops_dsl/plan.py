@@ -1,5 +1,7 @@
 """Questions about a kernel with roles that passes and code generation ask alike."""
 
+from functools import lru_cache
+
 from tileops_dsl import ir
 from tileops_dsl.instruction_layouts import SharedTile, WgmmaAccumulator
 from tileops_dsl.layouts import VectorisedRows
@@ -116,16 +118,18 @@ def columns_held(kernel: ir.Kernel, buffer: ir.Buffer) -> int:
     return buffer.shape[-1]
 
 
-def named_by(stmt: ir.Stmt) -> list[ir.Buffer]:
+@lru_cache(1 << 14)
+def named_by(stmt: ir.Stmt) -> tuple[ir.Buffer, ...]:
     """What a statement itself names, in order."""
     stmt = op_of(stmt)
     loads = [e.buffer for x in ir.exprs_of(stmt) for e in ir.subexprs(x) if isinstance(e, ir.Load)]
-    return [ir.buffer_of(t) for t in (*vars(stmt).values(), *loads) if isinstance(t, ir.Tile)]
+    return tuple(ir.buffer_of(t) for t in (*vars(stmt).values(), *loads) if isinstance(t, ir.Tile))
 
 
-def named(stmt: ir.Stmt) -> list[ir.Buffer]:
+@lru_cache(1 << 14)
+def named(stmt: ir.Stmt) -> tuple[ir.Buffer, ...]:
     """What a statement and those in it name."""
-    return [buffer for s in ir.walk((stmt,)) for buffer in named_by(s)]
+    return tuple(buffer for s in ir.walk((stmt,)) for buffer in named_by(s))
 
 
 def registers(kernel: ir.Kernel, buffer: ir.Buffer) -> int:

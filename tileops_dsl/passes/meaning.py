@@ -7,11 +7,13 @@ import itertools
 import operator
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import lru_cache
 
 from tileops_dsl import ir
 from tileops_dsl.schedule import Alone, At, Unrolled, op_of
 
 Values = dict[str, int]
+CHOICES = {"min": min, "max": max, "select": lambda condition, a, b: a if condition else b}
 
 
 @dataclass(frozen=True)
@@ -99,28 +101,26 @@ def number(expr: ir.Expr, values: Values, lengths: bool = False) -> int:
         return values[expr.name]
     if lengths and str(expr) in values:
         return values[str(expr)]
-    function = {"min": min, "max": max, "select": _select}.get(expr.op) or getattr(operator, expr.op)
-    return function(*(number(arg, values, lengths) for arg in expr.args))
-
-
-def _select(condition: bool, a: int, b: int) -> int:
-    return a if condition else b
+    function = CHOICES.get(expr.op) or getattr(operator, expr.op)
+    return function(*[number(arg, values, lengths) for arg in expr.args])
 
 
 def meaning(event: Event) -> tuple:
     """What the event does, whoever does it and in whatever form: the line, and the numbers that distinguish its runs."""
-    op, values = event.op, event.values
-    places: list = []
-    for end in vars(op).values():
-        if isinstance(end, ir.Region):
-            places.append((end.tensor.name, *(number(o, values) for o in end.origin)))
-        elif isinstance(end, ir.Buffer):
-            places.append(end.name)
-    if isinstance(op, ir.Gemm):
-        places.append(number(op.clear, values))
-    if isinstance(op, ir.Parallel):
-        places += [(view.buffer.name, number(view.origin[1], values), view.shape) for view in views_of(op)]
-    return type(op).__name__, op.location, *places
+    what, distinguishing = _places(event.op)
+    return *what, *[number(expr, event.values) for expr in distinguishing]
+
+
+@lru_cache(1 << 14)
+def _places(op: ir.Stmt) -> tuple[tuple, tuple[ir.Expr, ...]]:
+    """What is the same whenever the statement runs, and the expressions that tell its runs apart."""
+    ends = [end for end in vars(op).values() if isinstance(end, ir.Region | ir.Buffer)]
+    names = [end.tensor.name if isinstance(end, ir.Region) else end.name for end in ends]
+    exprs = [origin for end in ends if isinstance(end, ir.Region) for origin in end.origin]
+    exprs += [op.clear] if isinstance(op, ir.Gemm) else []
+    views = list(views_of(op)) if isinstance(op, ir.Parallel) else []
+    shapes = [(view.buffer.name, view.shape) for view in views]
+    return (type(op).__name__, op.location, *names, *shapes), (*exprs, *(view.origin[1] for view in views))
 
 
 def views_of(loop: ir.Parallel) -> Iterator[ir.View]:

@@ -53,6 +53,8 @@ class Machine:
         tiles = 4 - seed % 2 if plan.tile_loop(kernel).alternate else 2
         values = numbers(kernel, parameters, steps)
         self.runs = [Run(values, tiles, cta, kernel.ctas, whole=(One,)) for cta in range(kernel.ctas)]
+        self.common = {buffer: plan.is_common(kernel, buffer) for buffer in kernel.layouts if buffer.scope == "shared"}
+        self.peers = {ring: plan.peers(kernel, ring) for ring in kernel.rings}
         self.tiles: dict[tuple, Tile] = {}
         self.barriers: dict[tuple, MBarrier] = {}
         self.flying: list = []  # (tiles, operation that may take effect at any time)
@@ -103,7 +105,7 @@ class Machine:
         return self.barriers.setdefault((cta, 0 if table.common else copy, table, stage), MBarrier(table))
 
     def tile(self, cta: int, copy: int, buffer: ir.Buffer, stage: int) -> Tile:
-        return self.tiles.setdefault((cta, 0 if plan.is_common(self.kernel, buffer) else copy, buffer.name, stage), Tile())
+        return self.tiles.setdefault((cta, 0 if self.common[buffer] else copy, buffer.name, stage), Tile())
 
 
 def shared_reads(op: ir.Stmt) -> list[ir.Buffer]:
@@ -151,7 +153,7 @@ class Agent:
         ring = plan.ring_of(self.kernel, buffer)
         if ring is None:
             return 0
-        if plan.is_common(self.kernel, buffer):
+        if self.machine.common[buffer]:
             return self.stage.get(ring.name, 0)
         return event.values[ring.var.name] % ring.stages
 
@@ -170,7 +172,7 @@ class Agent:
                 raise Fault(f"{event.op.location} reads {buffer.name} without a fence")
 
     def parts(self, buffer: ir.Buffer) -> range:
-        return range(self.kernel.ctas if plan.is_common(self.kernel, buffer) else 2)
+        return range(self.kernel.ctas if self.machine.common[buffer] else 2)
 
     def on_others(self, event: Event):
         """By the group's own threads: a tile as matrices, each its own part; a vector by columns."""
@@ -245,7 +247,7 @@ class Agent:
         (barrier, stage), which = self.slot(event), event.stmt.which
         if which == "before" and event.values[barrier.ring.var.name] == 0:
             return
-        peers = plan.peers(self.kernel, barrier.ring)
+        peers = self.machine.peers[barrier.ring]
         if barrier.kind == "full":
             told = [self.cta]
         elif peers > 1:  # threads 0, 1, ... tell one CTA each
