@@ -5,6 +5,7 @@ compare it with tables that are written out. Instruction fragments (mma, wgmma) 
 """
 
 from dataclasses import dataclass
+from functools import cached_property
 
 
 @dataclass(frozen=True)
@@ -47,12 +48,12 @@ class VectorisedRows:
 
     shape = property(lambda self: (self.rows, self.cols))
     ragged = property(lambda self: self.shifted)  # whether a thread's last register may hold no element
-    slots = property(lambda self: self.threads // self.threads_per_row)
-    passes = property(lambda self: self.rows // self.slots)  # rows that one thread takes part in
-    column_vector = property(lambda self: 1 if self.lanes_on_rows else self.vector)  # neighbouring columns of one access
-    chunks = property(lambda self: self.cols // (self.column_vector * self.threads_per_row))  # accesses of a thread to a row
-    row_registers = property(lambda self: self.chunks * self.column_vector + self.shifted)  # columns of a row in one thread
-    registers = property(lambda self: self.passes * self.row_registers)
+    slots = cached_property(lambda self: self.threads // self.threads_per_row)
+    passes = cached_property(lambda self: self.rows // self.slots)  # rows that one thread takes part in
+    column_vector = cached_property(lambda self: 1 if self.lanes_on_rows else self.vector)  # neighbouring columns of one access
+    chunks = cached_property(lambda self: self.cols // (self.column_vector * self.threads_per_row))  # of a thread to a row
+    row_registers = cached_property(lambda self: self.chunks * self.column_vector + self.shifted)  # columns in one thread
+    registers = cached_property(lambda self: self.passes * self.row_registers)
     # Groups of a row's threads that must meet in shared memory to reduce the row.
     warps_per_row = property(lambda self: self.threads_per_row if self.lanes_on_rows else max(1, self.threads_per_row // 32))
 

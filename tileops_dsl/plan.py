@@ -1,6 +1,7 @@
 """Questions about a kernel with roles that passes and code generation ask alike."""
 
 from dataclasses import replace
+from functools import lru_cache
 
 from tileops_dsl import ir
 from tileops_dsl.instruction_layouts import SharedTile, WgmmaAccumulator
@@ -194,6 +195,7 @@ def boxes(tile: ir.Tile) -> list[tuple[ir.Buffer, int]]:
     return [(root, n) for n in range(start, start + tile.shape[1] // buffer.box)]
 
 
+@lru_cache(1 << 14)
 def shared_boxes(stmt: ir.Stmt) -> tuple[list[tuple[ir.Buffer, int]], list[tuple[ir.Buffer, int]]]:
     """Those that a statement reads, and those that it writes."""
     found = ([box for tile in tiles if tile.scope == "shared" for box in boxes(tile)] for tiles in accesses(stmt))
@@ -208,11 +210,12 @@ def columns_held(kernel: ir.Kernel, buffer: ir.Buffer) -> int:
     return chunks[0].columns if chunks and used == used_in_chunks else own_columns(kernel, buffer.shape[-1])
 
 
-def named(stmt: ir.Stmt) -> list[ir.Buffer]:
+@lru_cache(1 << 14)
+def named(stmt: ir.Stmt) -> tuple[ir.Buffer, ...]:
     """The tiles that a statement and those in it name, in order."""
     ops = [op_of(s) for s in ir.walk((stmt,))]
     tiles = [tile for op in ops for tile in (*vars(op).values(), *(e.buffer for e in ir.loads(op)))]
-    return [ir.buffer_of(tile) for tile in tiles if isinstance(tile, ir.Tile)]
+    return tuple(ir.buffer_of(tile) for tile in tiles if isinstance(tile, ir.Tile))
 
 
 def registers(kernel: ir.Kernel, buffer: ir.Buffer) -> int:

@@ -1,7 +1,7 @@
 """The IR after each pass, and a verifier that notices what a wrong pass would do."""
 
 import importlib
-from dataclasses import replace
+from dataclasses import fields, replace
 
 import pytest
 from rejected import error_of, neighbour, programs_of, untested
@@ -108,9 +108,9 @@ def reductions(kernel):
 
 def with_layout(kernel, name, **changes):
     """A layout with fields that its constructor might refuse."""
-    layout = object.__new__(VectorisedRows)
-    for key, value in {**vars(kernel.layouts[buffer(kernel, "tile")]), **changes}.items():
-        object.__setattr__(layout, key, value)
+    layout, given = object.__new__(VectorisedRows), kernel.layouts[buffer(kernel, "tile")]
+    for key in (field.name for field in fields(VectorisedRows)):
+        object.__setattr__(layout, key, changes.get(key, getattr(given, key)))
     return replace(kernel, layouts={**kernel.layouts, buffer(kernel, name): layout})
 
 

@@ -25,7 +25,8 @@ def dealt(lengths, parts, page=64, most=0):
     schedule, first_split = np.full((parts, 8), -9, np.int32), np.full(len(lengths) + 1, -9, np.int32)
     numbers = map(I32, (len(lengths), parts, page, most))
     values = [In(np.array(lengths, np.int32)), Out(schedule), Out(first_split), Out(split_requests), *numbers]
-    emulate.launch_kernel(ROOT / "csrc" / "kernels" / "mla_schedule.cu", "mla_schedule", values, 1, 256, 8192 + 32 + (parts + 1) * 16)
+    source, shared_bytes = ROOT / "csrc" / "kernels" / "mla_schedule.cu", 8192 + 32 + (parts + 1) * 16
+    emulate.launch_kernel(source, "mla_schedule", values, 1, 256, shared_bytes)
     found = np.flatnonzero(np.diff(first_split))
     assert split_requests.tolist() == [*found, *[-1] * (parts - len(found))]
     return schedule, first_split

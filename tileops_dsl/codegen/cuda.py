@@ -299,7 +299,8 @@ def _parallel(e: Emitter, stmt: ir.Parallel) -> None:
             if var in numbers:
                 e.line(f"const int {var.name} = {tile_index[loop]};")
         for store in stmt.body:
-            e.line(f"{store.buffer.name}[{register(store.buffer)}] = {statement(ir.replaced(store.value, e.declared), register)};")
+            value = statement(ir.replaced(store.value, e.declared), register)
+            e.line(f"{store.buffer.name}[{register(store.buffer)}] = {value};")
 
 
 def _row(t: VectorisedRows) -> str:

@@ -28,6 +28,7 @@ class StandardMlaConfig(MlaConfig):
     stages: int = 2
     cluster: int = 1
 
+    table = None  # the operator has no use for it
     facts = ("tile", "cluster")
     threads = 256
     step = property(lambda self: f"{self.tile[1]} keys")

@@ -13,6 +13,7 @@ from tileops_dsl import ir
 from tileops_dsl.schedule import Alone, At, Unrolled, op_of
 
 Values = dict[str, int]
+CHOICES = {"min": min, "max": max, "select": lambda condition, a, b: a if condition else b}
 
 
 @dataclass(frozen=True)
@@ -113,25 +114,26 @@ def number(expr: ir.Expr, values: Values, lengths: bool = False) -> int:
         return True
     if isinstance(expr, ir.Element):  # any number; another one elsewhere
         return functools.reduce(lambda before, index: 8 * before + number(index, values), expr.indices, 0)
-    choice = {"min": min, "max": max, "select": lambda condition, a, b: a if condition else b}
-    function = choice.get(expr.op) or getattr(operator, expr.op)
-    return function(*(number(arg, values, lengths) for arg in expr.args))
+    function = CHOICES.get(expr.op) or getattr(operator, expr.op)
+    return function(*[number(arg, values, lengths) for arg in expr.args])
 
 
 def meaning(event: Event) -> tuple:
     """What the event does, whoever does it and in whatever form: the line, and the numbers that distinguish its runs."""
-    op, values = event.op, event.values
-    places: list = []
-    for end in vars(op).values():
-        if isinstance(end, ir.Region):
-            places.append((end.tensor.name, *(number(o, values, True) for o in end.origin)))
-        elif isinstance(end, ir.Tile):
-            places.append(end.name)
-    if isinstance(op, ir.Gemm):
-        places.append(number(op.clear, values))
-    if isinstance(op, ir.Parallel):
-        places += [(view.buffer.name, number(view.origin[1], values), view.shape) for view in views_of(op)]
-    return type(op).__name__, op.location, *places
+    what, distinguishing = _places(event.op)
+    return *what, *[number(expr, event.values, lengths) for expr, lengths in distinguishing]
+
+
+@functools.lru_cache(1 << 14)
+def _places(op: ir.Stmt) -> tuple[tuple, tuple[tuple[ir.Expr, bool], ...]]:
+    """What is the same whenever the statement runs, and the expressions that tell its runs apart, of origins with `lengths`."""
+    ends = [end for end in vars(op).values() if isinstance(end, ir.Region | ir.Tile)]
+    names = [end.tensor.name if isinstance(end, ir.Region) else end.name for end in ends]
+    exprs = [(origin, True) for end in ends if isinstance(end, ir.Region) for origin in end.origin]
+    exprs += [(op.clear, False)] if isinstance(op, ir.Gemm) else []
+    views = list(views_of(op)) if isinstance(op, ir.Parallel) else []
+    shapes = [(view.buffer.name, view.shape) for view in views]
+    return (type(op).__name__, op.location, *names, *shapes), (*exprs, *((view.origin[1], False) for view in views))
 
 
 def views_of(loop: ir.Parallel) -> Iterator[ir.View]:

@@ -57,9 +57,13 @@ class Machine:
         self.haste = (0.0, 0.02, 0.3)[seed % 3]  # how soon what is in flight takes effect
         moved = [buffer for buffer in kernel.shared if len(buffer.shape) == 2]
         self.last = moved[seed % len(moved)]  # what touches this one takes effect when nothing else can happen
-        tiles = 4 - seed % 2 if not plan.feeds_itself(kernel) and plan.tile_loop(kernel).alternate else 2
+        self.by_box = plan.feeds_itself(kernel)
+        tiles = 4 - seed % 2 if not self.by_box and plan.tile_loop(kernel).alternate else 2
         values = numbers(kernel, parameters, steps)
         self.runs = [Run(values, tiles, cta, kernel.ctas, whole=(One,)) for cta in range(kernel.ctas)]
+        self.common = {buffer: plan.is_common(kernel, buffer) for buffer in kernel.layouts if buffer.scope == "shared"}
+        self.peers = {ring: plan.peers(kernel, ring) for ring in kernel.rings}
+        self.readers = 1 if self.by_box else plan.readers(kernel)
         self.tiles: dict[tuple, Tile] = {}
         self.barriers: dict[tuple, MBarrier] = {}
         self.flying: list = []  # (tiles, operation that may take effect at any time)
@@ -110,7 +114,7 @@ class Machine:
         return self.barriers.setdefault((cta, 0 if table.common else copy, table, stage), MBarrier(table))
 
     def tile(self, cta: int, copy: int, box: Box, stage: int) -> Tile:
-        return self.tiles.setdefault((cta, 0 if plan.is_common(self.kernel, box[0]) else copy, box, stage), Tile())
+        return self.tiles.setdefault((cta, 0 if self.common[box[0]] else copy, box, stage), Tile())
 
 
 def version(event: Event) -> tuple:
@@ -154,7 +158,7 @@ class Agent:
         ring = plan.ring_of(self.kernel, buffer)
         if ring is None:
             return 0
-        if plan.is_common(self.kernel, buffer):
+        if self.machine.common[buffer]:
             return self.stage.get(ring.name, 0)
         return number(getattr(event.stmt, "index", ring.var), event.values) % ring.stages
 
@@ -177,8 +181,8 @@ class Agent:
 
         An element of a common tile has one agent of all groups; of a reduction's vector an agent reads its rows from all.
         """
-        common = plan.is_common(self.kernel, buffer) and not plan.feeds_itself(self.kernel)
-        groups = plan.readers(self.kernel) if common else 1
+        common = self.machine.common[buffer] and not self.machine.by_box
+        groups = self.machine.readers if common else 1
         every = list(itertools.product(range(self.kernel.ctas if common else 2), range(2 * groups)))
         if op is None or isinstance(op, ir.Gemm) or (isinstance(op, ir.Parallel) and len(buffer.shape) == 1):
             return every
@@ -253,7 +257,7 @@ class Agent:
         self.machine.flying.append(([buffer for (buffer, _), _ in take.places], take))
 
     def load(self, event: Event) -> None:
-        op, machine, by_box = event.op, self.machine, plan.feeds_itself(self.kernel)
+        op, machine, by_box = event.op, self.machine, self.machine.by_box
         stage, boxes = self.place(ir.buffer_of(op.dst), event), plan.boxes(op.dst)
         elements = [e for e in self.elements(boxes[0][0]) if not op.multicast or e[0] == self.cta]
         size = self.kernel.layouts[ir.buffer_of(op.dst)].bytes // (self.kernel.ctas if op.multicast else 1)
@@ -285,7 +289,7 @@ class Agent:
             take.known |= take.event.op in event.stmt.of
 
     def on_await(self, event: Event):
-        (barrier, stage), by_box = self.slot(event), plan.feeds_itself(self.kernel)
+        (barrier, stage), by_box = self.slot(event), self.machine.by_box
         stage = event.stmt.index.value if by_box else stage
         key = barrier.ring.name if barrier.common and not by_box else (barrier.ring.name, stage)
         parity = self.phase.get(key, 0) ^ (barrier.kind == "empty")
@@ -298,7 +302,7 @@ class Agent:
         (barrier, stage), which = self.slot(event), event.stmt.which
         if which == "before" and event.values[barrier.ring.var.name] == 0:
             return
-        peers = plan.peers(self.kernel, barrier.ring)
+        peers = self.machine.peers[barrier.ring]
         if barrier.kind == "full":
             told = [self.cta]
         elif peers > 1:  # threads 0, 1, ... tell one CTA each

@@ -2,7 +2,6 @@
 
 import functools
 import itertools
-from collections import Counter
 
 from tileops_dsl import ir, plan
 from tileops_dsl.errors import require
@@ -127,14 +126,15 @@ def layouts(kernel: ir.Kernel, target: Target) -> None:
 @functools.cache
 def _placement_problem(layout) -> str | None:
     """By enumeration: compares with what the layout claims. Of a ragged one the last register of a thread may be empty."""
-    places = [layout.place(index) for index in itertools.product(*map(range, layout.shape))]
-    held = Counter((thread, register) for threads, register in places for thread in threads)
-    (thread, register), most = held.most_common(1)[0]
-    if most > 1:
-        return f"puts two elements into register {register} of thread {thread}"
+    held: set[tuple[int, int]] = set()
+    for threads, register in map(layout.place, itertools.product(*map(range, layout.shape))):
+        for place in ((thread, register) for thread in threads):
+            if place in held:
+                return f"puts two elements into register {register} of thread {place[0]}"
+            held.add(place)
     full = set(itertools.product(range(layout.threads), range(layout.registers)))
-    empty = {(t, r) for t, r in full - held.keys() if not (layout.ragged and r == layout.registers - 1)}
-    return "leaves registers or threads out" if empty or held.keys() - full else None
+    empty = {(t, r) for t, r in full - held if not (layout.ragged and r == layout.registers - 1)}
+    return "leaves registers or threads out" if empty or held - full else None
 
 
 def _check_rows(kernel: ir.Kernel, target: Target) -> None:
