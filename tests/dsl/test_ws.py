@@ -185,8 +185,16 @@ def test_a_copy_into_a_fragment():
 
 @rejected("an element of a tensor in a kernel without T.ws", SHARED)
 def test_an_element_as_a_number(table: TABLE):
-    with T.Kernel(1, threads=128), T.If(table[0, 0] > 0):  # here
+    with T.Kernel(threads=128), T.If(table[0, 0] > 0):  # here
         pass
+
+
+@rejected("an element of a tensor at an index other than T.Kernel's in a kernel without T.ws", SHARED)
+def test_an_element_of_an_iteration(table: TABLE):
+    with T.Kernel(1, threads=128):
+        for i in T.serial(4):
+            with T.If(table[i, 0] > 0):  # here
+                pass
 
 
 @rejected("an element of a tensor in a kernel without T.ws", "the groups' work in T.ws")
