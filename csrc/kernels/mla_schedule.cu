@@ -36,12 +36,15 @@ TILEOPS_KERNEL(mla_schedule, mla_schedule_params, kThreads, 1) {
   Fragment<float, 1> cost;  // exact up to 2^24 pages, beyond them near enough
   cost[0] = 0.0f;
   for (int request = thread; request < p.requests; request += kThreads) {
-    cost[0] += static_cast<float>(pages_of(p, request, site(1)) + kOverhead);
+    const int count = pages_of(p, request, site(1));
+    cost[0] += static_cast<float>(count + kOverhead);
+    if (request < kTogether) store_shared(pages, request, count, site(5));
   }
   cost[0] = reduce_lanes<Sum, 32>(cost[0], site(2));
   reduce_members<Sum, kThreads / 32>(cost, shared<float>(kTogether * 8), 1, 0, thread / 32, thread % 32 == 0, site(2));
   const int payload = (static_cast<int>(cost[0]) + p.parts - 1) / p.parts + kOverhead + 1;
-  const int slack = min(payload / 32, kOverhead);
+  const int slack = min(payload / 32, kOverhead), last_part = p.parts - 1;
+  const int most_pieces = p.most_pieces > 0 ? p.most_pieces : INT32_MAX;
   Fragment<int32_t, 1> number;
   number[0] = -1;
   for (int part = thread; part <= p.parts; part += kThreads) {
@@ -52,31 +55,40 @@ TILEOPS_KERNEL(mla_schedule, mla_schedule_params, kThreads, 1) {
   int part = -1, left = 0, splits = 0, split_count = 0;  // of the part that is being filled; before this request
   for (int start = 0; start < p.requests; start += kTogether) {
     const int count = min(p.requests - start, kTogether);
+    for (int i = thread; start > 0 && i < count; i += kThreads) store_shared(pages, i, pages_of(p, start + i, site(6)), site(6));
+    for (int i = count + thread; i < (count + 3) / 4 * 4; i += kThreads) store_shared(pages, i, 0, site(7));
     sync_threads(site(4));
-    for (int i = thread; i < count; i += kThreads) store_shared(pages, i, pages_of(p, start + i, site(5)), site(6));
-    sync_threads(site(7));
-    int next = load_shared(pages, 0, site(8));
     TILEOPS_NO_UNROLL
-    for (int i = 0; thread == 0 && i < count; ++i) {
-      int rest = next, pieces = 1;
-      next = load_shared(pages, min(i + 1, count - 1), site(9));
-      store_shared(splits_before, i, splits, site(10));
-      for (int page = 0;; ++pieces) {
-        if (left <= kOverhead + 1 && part < p.parts - 1) {
-          begin_part(starts, ++part, start + i, page, pieces - 1, site(11));
-          left = payload;
+    for (int i = 0; thread == 0 && i < count; i += 4) {  // four at a time: one access of shared memory
+      Fragment<int32_t, 4> own, before;
+      load_shared<4>(own, 0, pages, i, site(8));
+      TILEOPS_UNROLL
+      for (int k = 0; k < 4; ++k) {
+        before[k] = splits;
+        int rest = own[k], pieces = 1;
+        if (i + k >= count) continue;
+        if (left > kOverhead + 1 && rest + kOverhead <= left + slack) {
+          left -= rest + kOverhead;
+          continue;
         }
-        if (rest + kOverhead <= left + slack || pieces == p.most_pieces || part == p.parts - 1) break;
-        page += (left - kOverhead) / 2 * 2;
-        rest -= (left - kOverhead) / 2 * 2;
-        left = 0;
+        for (int page = 0;; ++pieces) {
+          if (left <= kOverhead + 1 && part < last_part) {
+            begin_part(starts, ++part, start + i + k, page, pieces - 1, site(11));
+            left = payload;
+          }
+          if (rest + kOverhead <= left + slack || pieces >= most_pieces || part == last_part) break;
+          page += (left - kOverhead) / 2 * 2;
+          rest -= (left - kOverhead) / 2 * 2;
+          left = 0;
+        }
+        left -= rest + kOverhead;
+        if (pieces > 1) {
+          number[0] = start + i + k;
+          store_global<1>(global<int32_t>(p.split_requests), split_count++, number, 0, site(21));
+          splits += pieces;
+        }
       }
-      left -= rest + kOverhead;
-      if (pieces > 1) {
-        number[0] = start + i;
-        store_global<1>(global<int32_t>(p.split_requests), split_count++, number, 0, site(21));
-        splits += pieces;
-      }
+      store_shared<4>(splits_before, i, before, 0, site(10));
     }
     sync_threads(site(12));
     for (int i = thread; i < count; i += kThreads) {

@@ -22,7 +22,9 @@ CSRC = ROOT / "csrc"
 # Of the operators here, so that the package itself can live in the same process.
 NAMESPACE = "tileops_binding_test"
 NO_KERNELS = """
+#include "kernels/mla_schedule_params.h"
 #include "variant.h"
+extern "C" void mla_schedule(tileops::mla_schedule_params) {}
 namespace tileops {
 extern const RowVariant row_variants[] = {RowVariant()};
 extern const int row_variant_count = 0;
@@ -34,6 +36,8 @@ extern const AttentionVariant attention_variants[] = {AttentionVariant()};
 extern const int attention_variant_count = 0;
 extern const AttentionMeasurement attention_measurements[] = {AttentionMeasurement()};
 extern const int attention_measurement_count = 0;
+extern const MlaVariant mla_variants[] = {MlaVariant()};
+extern const int mla_variant_count = 0;
 }
 """
 FLAGS = "-std=c++17 -O1 -Wall -Wextra -Werror -fPIC -fvisibility=hidden".split()

@@ -72,7 +72,7 @@ REASONS = {
     "flash_attention": 'no kernel was measured on Fake "GPU" near bfloat16 head dims 8 and 3, 8 heads of 5x6, with copies',
     "flash_attention_varlen": NO_KERNEL + "head dims 8 and 3",
     "flash_attention_paged": NO_KERNEL + "head dims 8 and 3, page 4",
-    "mla_decode": NO_KERNEL + "4 heads, head dims 6 and 4, page 4",
+    "mla_decode": NO_KERNEL + "head dims 6 and 4, page 4",
 }
 
 

@@ -11,6 +11,7 @@ import tileops_dsl.language as T
 from tileops_dsl.kernels.row_config import RowConfig
 
 TOGETHER = 8  # pieces that are loaded before the first one is used: a long request has many, and few rows
+OUTSIDE = 1 << 30  # rows further, where nothing is loaded
 
 
 def mla_combine(config: RowConfig):
@@ -44,13 +45,13 @@ def mla_combine(config: RowConfig):
             T.fill(top, -T.infinity())
             for s in T.serial((pieces + TOGETHER - 1) // TOGETHER):
                 for k, (part, weight) in enumerate(zip(parts, weights, strict=True)):
-                    piece = first_split[entry] + T.min(s * TOGETHER + k, pieces - 1)
-                    T.copy(partial_lse[piece, line, block * rows], weight, fill=0.0)
-                    T.copy(partial[piece, line, block * rows, 0], part, fill=0.0)
+                    piece = s * TOGETHER + k
+                    row = block * rows + T.if_then_else(piece < pieces, 0, OUTSIDE)
+                    T.copy(partial_lse[first_split[entry] + piece, line, row], weight, fill=-T.infinity())
+                    T.copy(partial[first_split[entry] + piece, line, row, 0], part, fill=0.0)
                 for i in T.Parallel(rows):
                     factor[i] = top[i]
-                    for k, weight in enumerate(weights):
-                        weight[i] = T.if_then_else(s * TOGETHER + k < pieces, weight[i], -T.infinity())
+                    for weight in weights:
                         top[i] = T.max(top[i], weight[i])
                     factor[i] = T.exp2(factor[i] - finite(top[i]))
                     sums[i] = sums[i] * factor[i]
@@ -79,6 +80,6 @@ def finite(peak):
 
 
 def configs(target: str) -> list[RowConfig]:
-    """A row of 512 columns for two warps, which have room for eight pieces of it."""
+    """A row of 512 columns for each CTA, whose threads have room for eight pieces of it."""
     common = {"op": "mla_combine", "target": target, "x": "float32", "vector": 4, "threads": 128}
-    return [RowConfig(**common, y=dtype, threads_per_row=64, chunks=2) for dtype in ("bfloat16", "float16")]
+    return [RowConfig(**common, y=dtype, threads_per_row=128, chunks=1) for dtype in ("bfloat16", "float16")]
