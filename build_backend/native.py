@@ -14,7 +14,6 @@ from .mode import Plan
 ROOT = Path(__file__).resolve().parent.parent
 CSRC = ROOT / "csrc"
 GENERATED = CSRC / "generated"
-BY_HAND = sorted((CSRC / "kernels").glob("*.cu"))  # kernels without tiles, one of its file's name in each, for any target
 LARGEST_LIBRARY = 40_000_000  # bytes; the wheel deflates it further
 
 # No fast-math: a result must not depend on how a kernel was compiled.
@@ -54,9 +53,9 @@ def compiler_version(cxx: str) -> str:
 
 
 def sources(plan: Plan, manifest: dict) -> list[dict]:
-    """What nvcc compiles: entries of the manifest, and those of the kernels by hand, each with its path."""
+    """What nvcc compiles: entries of the manifest, and kernels by hand, which have no tiles and the names of their files."""
     target = "portable" if "portable" in plan.gencode else next(iter(plan.gencode))
-    by_hand = [{"path": path, "target": target, "kernels": [path.stem]} for path in BY_HAND]
+    by_hand = [{"path": f, "target": target, "kernels": [f.stem]} for f in sorted((CSRC / "kernels").glob("*.cu"))]
     return [{**entry, "path": GENERATED / entry["file"]} for entry in manifest["sources"]] + by_hand
 
 

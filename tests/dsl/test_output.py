@@ -67,6 +67,8 @@ def test_each_kernel_is_in_the_file_that_the_manifest_names(everything, kernel_t
             flags = [flag for flag in ("causal", "window", "sinks", "softcap") if entry[flag]]
             mask = ["full"] * (not (entry["causal"] or entry["window"]))
             assert name == "_".join([f"{begin}_{tile}{dv}", *mask, *flags])
+        elif entry["op"] == "mla_decode":
+            assert name == f"{begin}_{tile}"
         else:
             assert source["file"] == f"{begin}.cu"
             assert name.startswith(f"{begin}_{SHORT[entry['y']]}_v{entry['vector']}_")
@@ -161,6 +163,19 @@ def test_registry_of_attention(everything):
     assert f"const int attention_variant_count = {len(found)};" in table
 
 
+def test_registry_of_mla(everything):
+    table = everything.files["registry.cpp"].partition("const MlaVariant")[2]
+    found = re.findall(ROW, table, re.M)
+    assert [name for _, name, _, _ in found] == [n for n, k in everything.manifest["kernels"].items() if k["op"] == "mla_decode"]
+    for op, name, numbers, symbol in found:
+        entry = everything.manifest["kernels"][name]
+        boxes = ", ".join(f"{{{', '.join(map(str, (*m['box'], m['swizzle'])))}}}" for m in entry["maps"].values())
+        sizes = map(str, (*entry["tile"], entry["threads"], entry["shared_bytes"]))
+        what = [f"Target::{entry['target']}", f"DType::{SHORT[entry['x']]}", *sizes, f"{{{boxes}}}"]
+        assert (op, symbol, numbers) == ("mla_decode", name, ", ".join(what)) and list(entry["maps"]) == ["q", "kv_cache", "out"]
+    assert found and f"const int mla_variant_count = {len(found)};" in table
+
+
 def test_measurements_are_rows_of_the_registry():
     row = replace(next(row for row in configs_of("gemm") if row.target == "sm_90a"), measured=())
     problems = (
@@ -185,7 +200,8 @@ def test_measurements_of_attention_are_rows_of_the_registry(monkeypatch, tmp_pat
     (tmp_path / "flash_attention.json").write_text(json.dumps([{**row, "causal": True, "measured": []}, row]))
     monkeypatch.setattr(configs, "CONFIGS", tmp_path)
     text = output.generate(["flash_attention"], ["sm_90a"], "all")["registry.cpp"]
-    table = re.findall(r"^    (\{.*\}),$", text.partition("const AttentionMeasurement")[2], re.M)
+    table = text.partition("const AttentionMeasurement")[2].partition("const Mla")[0]
+    table = re.findall(r"^    (\{.*\}),$", table, re.M)
     ends = "0, 0, 0, 1.5, 2.0", "128, 40, 48, 1.5, 2.0"
     assert table == [f'{{1, "NVIDIA H200", 32, 512, 1024, {end}}}' for end in ends] + ["{}"]
 

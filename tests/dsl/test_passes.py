@@ -296,4 +296,4 @@ def test_loops_keep_the_authors_names():
 
     loops = [stmt for stmt in ir.walk(program.body) if isinstance(stmt, ir.Serial | ir.Parallel)]
     names = [var.name for loop in loops for var in ([loop.var] if isinstance(loop, ir.Serial) else loop.vars)]
-    assert names == ["block", "block_2", "row_2", "lane"]
+    assert names == ["block", "block_2", "row_2", "lane_2"]

@@ -111,6 +111,8 @@ def _prologue(e: Emitter) -> None:
         e.line(f"const int64_t {block.name} = block_index_{block.name[-1]}();")
     for dim in (d for d in e.kernel.dims if d.name in _used(e.kernel)):
         e.line(f"const {CTYPES[dim.dtype]} {dim.name} = static_cast<{CTYPES[dim.dtype]}>(p.{dim.name});")
+    if e.elements:
+        e.line(f"// {e.kernel.location}: {e.kernel.location.text}")
     for element, name in e.elements.items():
         e.load_element(element, name, " + ".join(terms(element.tensor, [e.number(i, True) for i in element.indices])))
     if t.shifted:
