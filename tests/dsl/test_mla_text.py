@@ -60,7 +60,7 @@ def test_each_group_does_things_in_the_order_of_the_text_by_hand(made):
 
 
 def test_numbers_have_the_authors_names(made):
-    """Each where its loop variable has a value; another request's or page's in a block of its own, with a page that is known."""
+    """Each where its loop variable has a value; another request's or page's in a block of its own, its page known."""
     names = re.findall(r"^ *(?:const \w+|Fragment<int, 1>) (\w+)(?: = |;)", made.text, re.M)
     assert {"length", "begin", "end", "fewest", "whole", "piece", "page0", "page1"} <= set(names)
     assert [names.count(name) for name in ("schedule_0", "fewest", "whole", "piece")] == [1, 2, 2, 2]

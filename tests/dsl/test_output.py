@@ -166,13 +166,19 @@ def test_registry_of_attention(everything):
 def test_registry_of_mla(everything):
     table = everything.files["registry.cpp"].partition("const MlaVariant")[2]
     found = re.findall(ROW, table, re.M)
-    assert [name for _, name, _, _ in found] == [n for n, k in everything.manifest["kernels"].items() if k["op"] == "mla_decode"]
+    assert [name for _, name, _, _ in found] == [
+        n for n, k in everything.manifest["kernels"].items() if k["op"] == "mla_decode"
+    ]
     for op, name, numbers, symbol in found:
         entry = everything.manifest["kernels"][name]
         boxes = ", ".join(f"{{{', '.join(map(str, (*m['box'], m['swizzle'])))}}}" for m in entry["maps"].values())
         sizes = map(str, (*entry["tile"], entry["threads"], entry["shared_bytes"]))
         what = [f"Target::{entry['target']}", f"DType::{SHORT[entry['x']]}", *sizes, f"{{{boxes}}}"]
-        assert (op, symbol, numbers) == ("mla_decode", name, ", ".join(what)) and list(entry["maps"]) == ["q", "kv_cache", "out"]
+        assert (op, symbol, numbers) == ("mla_decode", name, ", ".join(what)) and list(entry["maps"]) == [
+            "q",
+            "kv_cache",
+            "out",
+        ]
     assert found and f"const int mla_variant_count = {len(found)};" in table
 
 

@@ -34,7 +34,9 @@ def lines(path: Path) -> int:
 
 def lines_of_code(path: Path) -> int:
     text = path.read_text()
-    found = {n for t in tokenize.generate_tokens(io.StringIO(text).readline) if t.type in CODE for n in span(t.start[0], t.end[0])}
+    found = {
+        n for t in tokenize.generate_tokens(io.StringIO(text).readline) if t.type in CODE for n in span(t.start[0], t.end[0])
+    }
     for node in ast.walk(ast.parse(text)):
         if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef) and ast.get_docstring(node) is not None:
             found -= span(node.body[0].lineno, node.body[0].end_lineno)
@@ -73,7 +75,8 @@ def test_the_compiler_is_small():
 
 
 def test_code_is_counted(tmp_path):
-    text = '"""Of a module,\n\nin three lines."""\n\nimport os\n\n\ndef f(a,\n      b):\n    "Says what."\n    # Why.\n    return """x\ny"""\n'
+    text = '"""Of a module,\n\nin three lines."""\n\nimport os\n\n\ndef f(a,\n      b):\n'
+    text += '    "Says what."\n    # Why.\n    return """x\ny"""\n'
     (tmp_path / "module.py").write_text(text)
     assert lines_of_code(tmp_path / "module.py") == 5
 

@@ -70,7 +70,7 @@ class Writer(Emitter):
                 self.declared[expr] = ir.Var(expr.dtype, name)
 
     def ahead(self, loop: ir.Pipelined) -> list[ir.Element]:
-        """Elements of the next iteration that one of an innermost loop uses: loaded in the one before, they are there in time."""
+        """Elements of the next iteration that one of an innermost loop uses: loaded one before, they are there in time."""
         statements, following = list(ir.walk(loop.body)), ir.call("add", loop.var, loop.step)
         if any(isinstance(stmt, ir.Pipelined) for stmt in statements):
             return []
