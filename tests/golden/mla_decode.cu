@@ -536,19 +536,19 @@ TILEOPS_KERNEL(mla_decode, mla_decode_params, 256, 1) {
           round_pair(p_tile, i, s[i], s[i + 1]);
           round_pair(p_tile, i + 2, s[i + 2], s[i + 3]);
         }
-        // mla_decode.py:95: T.copy(p_half, p1)
+        // mla_decode.py:99: T.copy(p_half, p1)
         TILEOPS_UNROLL
         for (int k = 0; k < 4; ++k) store_matrix<4>(shared<bf16>(kP1 + (matrix ^ k * 32)), p_tile, k * 8, site(130));
 
         // O += P1 V1, O += P0 V0.
-        // mla_decode.py:96: with T.If(i > begin):  # before, o holds nothing
-        // mla_decode.py:97: steps.rescale(o, factor)
+        // mla_decode.py:95: with T.If(i > begin):  # before, o holds nothing
+        // mla_decode.py:96: steps.rescale(o, factor)
         if (any_of_warp(factor0 != 1.0f || factor1 != 1.0f, site(131))) {
           TILEOPS_UNROLL
           for (int i = 0; i < 128; ++i) o[i] *= i / 2 % 2 ? factor1 : factor0;
         }
-        // mla_decode.py:98: steps.clear_tail(k0, right, length - i * bn)
-        // mla_decode.py:99: steps.clear_tail(k1, right, length - i * bn - bn)
+        // mla_decode.py:97: steps.clear_tail(k0, right, length - i * bn)
+        // mla_decode.py:98: steps.clear_tail(k1, right, length - i * bn - bn)
         if (tokens < 128 && tokens != 64) {
           TILEOPS_NO_UNROLL
           for (int i = (tokens > 64 ? tokens - 64 : tokens) * 16 + lane; i < kBox / 8; i += 32) {
