@@ -5,7 +5,10 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 
+import mla
+import numpy as np
 import torch
 from golden_launch import as_array
 
@@ -189,7 +192,43 @@ def attention_problem(kernel: dict, seed: int) -> Problem:
     return Problem((q, k, v), options, {"out": out, "lse": lse}, exact, (of_out, of_lse), run, share=1.0 if cap else 0.2)
 
 
+# ---- MLA decode
+
+
+def as_tensor(array: np.ndarray) -> torch.Tensor:
+    """The same memory; 16 bits without a sign are bfloat16."""
+    return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16) if array.dtype == np.uint16 else torch.from_numpy(array)
+
+
+def mla_problem(kernel: dict, seed: int) -> Problem:
+    """Whole requests: nothing is merged."""
+    n, sq, heads, d = 4, 2, 40, kernel["tile"][2]
+    values, grid, exact = mla.decode_problem(SimpleNamespace(**kernel), [130, 0, 65, 300], heads, sq, parts=1)
+    values |= {name: as_tensor(v) for name, v in values.items() if isinstance(v, np.ndarray)}
+    names, by_query = ("q", "kv_cache", "block_table", "cache_seqlens"), (n, sq, heads, -1)
+    args = tuple(values[name].view(by_query) if name == "q" else values[name] for name in names)
+    outs = {"out": values["out"].view(by_query), "lse": values["lse"]}
+    of_out, of_lse = (torch.from_numpy(exact[name][0]) for name in outs)
+    of_out = of_out.view(by_query)
+    sizes = (args[0].double().abs().view(-1, d) @ args[1].double().nan_to_num().abs().view(-1, d).T).amax()
+    slack_of_lse = ANY_ORDER * d**0.5 * sizes + FUNCTIONS * (1 + of_lse.abs().nan_to_num(posinf=0.0))
+    slack = torch.finfo(args[0].dtype).eps * of_out.abs().amax(-1, keepdim=True), slack_of_lse  # as of attention
+    options = {"scale": d**-0.5, "num_splits": 1}
+    return Problem(args, options, outs, (of_out, of_lse), slack, lambda *at: launch(kernel, values, exact, *at, grid), 0.2)
+
+
+def combine_problem(kernel: dict, seed: int) -> Problem:
+    """No operator of its own: mla_decode calls it."""
+    row = SimpleNamespace(**kernel, tile=(kernel["rows_per_block"], kernel["max_cols"]))
+    values, grid, exact = mla.combine_problem(row, *mla.COMBINES[seed % 2])
+    outs = {name: as_tensor(values[name]) for name in exact}
+    of_out, of_lse = (torch.from_numpy(exact[name][0]) for name in outs)
+    slack = torch.tensor(4 * FUNCTIONS), FUNCTIONS * (1 + of_lse.abs().nan_to_num(posinf=0.0))
+    return Problem((), {}, outs, (of_out, of_lse), slack, lambda *at: launch(kernel, values, exact, *at, grid))
+
+
 PROBLEMS = {"gemm": gemm_problem, "flash_attention": attention_problem, "merge_attention": merge_problem}
+PROBLEMS |= {"mla_decode": mla_problem, "mla_combine": combine_problem}
 
 
 def problem_of(kernel: dict, seed: int) -> Problem:

@@ -4,7 +4,9 @@ import math
 from dataclasses import replace
 
 import library
+import mla
 import numpy as np
+from mla import LOG2E, softmax_times
 
 import tileops_dsl.language as T
 from tileops_dsl import output
@@ -12,7 +14,6 @@ from tileops_dsl.emulate_rows import decode, encode
 from tileops_dsl.kernels import configs_of
 from tileops_dsl.kernels.mla_decode_config import StandardMlaConfig
 
-LOG2E = math.log2(math.e)
 ATTENTION = StandardMlaConfig("attention_by_columns", "sm_90a", "float16", "float16", (64, 64, 64, 128))
 MLA = configs_of("mla_decode_standard")[0]
 SMALL_MLA = replace(MLA, tile=(64, 64, 192, 128))
@@ -115,15 +116,6 @@ def ends_early(
             T.copy(acc, c[row * 128, column * 128])
 
 
-def softmax_times(scores: np.ndarray, v: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Of rows that may see no key: out 0, lse -inf."""
-    peak = np.maximum(scores.max(-1, keepdims=True, initial=-np.inf), -1e30)
-    weights = np.exp(scores - peak)
-    total = weights.sum(-1, keepdims=True)
-    with np.errstate(divide="ignore"):
-        return weights @ v / np.where(total, total, 1.0), (peak + np.log(total))[..., 0]
-
-
 def attention_problem(row, batches, sq, sk, ctas=2) -> library.Problem:
     rng, (bm, _, d, dv) = np.random.default_rng(sq + sk), row.tile
     shapes = {"q": (batches, sq, d), "k": (batches, sk, d), "v": (batches, sk, dv), "out": (batches, sq, dv)}
@@ -137,31 +129,6 @@ def attention_problem(row, batches, sq, sk, ctas=2) -> library.Problem:
     return library.Problem(arrays, (min(ctas, batches * -(-sq // bm)), 1), exact)
 
 
-def mla_problem(row, lengths, heads, sq=1, causal=1, ctas=2, spread=1.0) -> library.Problem:
-    """Pages in any order; behind each request's length NaN, and no page of its table is valid behind its last one.
-
-    `spread` of the scores: from 6 or so on maxima rise by so much that the output is rescaled.
-    """
-    rng, (bm, page, d, dv) = np.random.default_rng(sum(lengths) + heads), row.tile
-    n, rows, used = len(lengths), sq * heads, [-(-length // page) for length in lengths]
-    pages, places = sum(used) + 1, rng.permutation(sum(used) + 1)
-    cache, q = (rng.standard_normal(shape) for shape in ((pages, page, d), (n, rows, d)))
-    table = np.full((n, max(*used, 1)), 2**30, np.int32)
-    out, lse = np.zeros((n, rows, dv)), np.full((n, rows), -np.inf)
-    for request, length in enumerate(lengths):
-        table[request, : used[request]], places = np.split(places, [used[request]])
-        own = table[request, : used[request]]
-        cache[own[length // page :], length % page :] = np.nan
-    cache[places] = np.nan
-    arrays = {"q": encode(q * spread, row.x), "kv_cache": encode(cache, row.x), "out": encode(out, row.x)}
-    q, cache, scale = decode(arrays["q"], row.x), decode(arrays["kv_cache"], row.x), d**-0.5
-    for request, length in enumerate(lengths):
-        kv = cache[table[request, : used[request]]].reshape(-1, d)[:length]
-        seen = np.arange(length) <= (np.arange(rows) // heads)[:, None] + (length - sq if causal else length)
-        scores = np.where(seen, q[request] @ kv.T * scale, -np.inf)
-        out[request], lse[request] = softmax_times(scores, kv[:, :dv])
-    arrays |= {"lse": lse.astype(np.float32), "block_table": table, "cache_seqlens": np.array(lengths, np.int32)}
-    arrays |= {"n": n, "rows": rows, "pages": pages, "table": table.shape[1], "heads": heads, "sq": sq}
-    arrays |= {"causal": causal, "scale_log2": scale * LOG2E}
-    exact = {"out": (out, out, 2 * library.ROUNDING[row.x] * np.abs(out).max() + 1e-4), "lse": (lse, lse, 1e-3)}
-    return library.Problem(arrays, (max(min(ctas, n * -(-rows // bm)), row.cluster), 1), exact)
+def mla_problem(row, *call, **more) -> library.Problem:
+    """Of mla_decode_standard: lengths, heads, queries, causal."""
+    return library.Problem(*mla.standard_problem(row, *call, **more))

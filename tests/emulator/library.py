@@ -16,17 +16,19 @@ import numpy as np
 HERE = Path(__file__).parent
 sys.path[:0] = [str(HERE), str(HERE.parent / "ops")]
 
+import mla  # noqa: E402
 import test_kernels as rows  # noqa: E402
 import test_merge_attention as merges  # noqa: E402
 import torch  # noqa: E402
 from attention_reference import exact as exact_attention  # noqa: E402
+from mla import ROUNDING  # noqa: E402
 
 from tileops_dsl import emulate, output  # noqa: E402
 from tileops_dsl.emulate_rows import CODES, decode, encode, error_bound  # noqa: E402
 from tileops_dsl.kernels import configs_of  # noqa: E402
 
-OPS = ("gemm", "flash_attention", "softmax", "rms_norm", "rms_norm_silu", "merge_attention")
-ROUNDING = {"bfloat16": 2**-8, "float16": 2**-11, "float32": 2**-22}
+OPS = ("gemm", "flash_attention", "mla_decode", "softmax", "rms_norm", "rms_norm_silu", "merge_attention", "mla_combine")
+MERGES = ("merge_attention", "mla_combine")  # whose threads exchange nothing
 ACTIVATIONS = {0: lambda v: v, 1: lambda v: np.maximum(v, 0), 4: lambda v: v / (1 + np.exp(-v))}
 
 
@@ -58,12 +60,12 @@ def of_attention(row):
 def of_rows(row):
     """Threads of several warps share a row through shared memory."""
     kinds = {"lanes_on_rows": row.lanes_on_rows, "shifted": row.shifted, "looped": row.looped, "passes": row.passes > 1}
-    shared = row.op != "merge_attention" and row.threads_per_row > (1 if row.lanes_on_rows else 32)
+    shared = row.op not in MERGES and row.threads_per_row > (1 if row.lanes_on_rows else 32)
     names = [name for name, holds in kinds.items() if holds]
     return ["elements" if row.vector == 1 else "vectors", *names, *["shared"] * shared]
 
 
-SCHEDULES = {"gemm": of_gemm, "flash_attention": of_attention}
+SCHEDULES = {"gemm": of_gemm, "flash_attention": of_attention, "mla_decode": lambda row: []}
 
 
 def small(row):
@@ -77,7 +79,7 @@ def small(row):
     if row.op == "flash_attention":
         values = 64 if row.head_dim_v != row.tile[2] else 0
         return replace(row, tile=(row.tile[0], 32, 96 if values else 64), head_dim_v=values, measured=())
-    return row
+    return replace(row, tile=(64, 64, 192, 128)) if row.op == "mla_decode" else row
 
 
 @functools.cache
@@ -157,7 +159,7 @@ class Kernel:
 
 
 def dtype_of(row, name):
-    return "float32" if name == "lse" else row.y
+    return row.y if name in ("out", "c", "y") else "float32"
 
 
 @functools.cache
@@ -264,12 +266,21 @@ def merge_problem(row, shape) -> Problem:
     return Problem(arrays | dict(zip(("batch", "outer", "inner", "cols"), shape, strict=True)), grid, exact)
 
 
+def mla_problem(row, *call, **more) -> Problem:
+    """Of mla_decode: lengths, heads, queries, causal, parts."""
+    return Problem(*mla.decode_problem(row, *call, **more))
+
+
 def edges(row) -> list[Problem]:
     """Ragged tiles, no or one step, one tile, more tiles than CTAs, more steps than stages, all that a call may switch on."""
     if row.op == "gemm":
         return gemm_edges(row)
     if row.op == "flash_attention":
         return attention_edges(row)
+    if row.op == "mla_decode":
+        return [mla_problem(row, *call, spread=2.0 + 2 * n) for n, call in enumerate(mla.DECODES)]
+    if row.op == "mla_combine":
+        return [Problem(*mla.combine_problem(row, *call)) for call in mla.COMBINES]
     if row.op == "merge_attention":
         return [merge_problem(row, (2, 2, row.tile[0] + 1, cols)) for cols in merges.lengths(row)]
     return [row_problem(row, shape, places, n) for n, (shape, places) in enumerate(rows.problems(row))]

@@ -221,6 +221,9 @@ def problems(row) -> list[library.Problem]:
         options = library.options_of(row, 3, left=bm + 3 * bn)  # so that some blocks have no mask
         shapes = [(1, bm + 44, (row.stages + 5) * bn + 5, 3, 1), (1, 2 * bm + 44, bm + 5, 3, 3)]
         return [library.attention_problem(row, *shape, **options) for shape in shapes]
+    if row.op == "mla_decode":
+        calls = ([200, 3, 140], 16, 2, 1, 2), ([700], 64, 1, 1, 3), ([754], 32), ([130, 200, 129], 16)
+        return [library.mla_problem(row, *call, spread=4.0) for call in calls]
     return library.edges(row)[:3]
 
 
@@ -232,11 +235,19 @@ LANES = "promises that lanes come together again, as compiled code does behind s
 FENCED = "no register of this product is written between the fence of the product before it and this one"
 WHOLE = "where b has rows of N, N is a multiple of a vector, so no row of c ends inside one and the word is never reached"
 MEET = "all of group 0 sync at site 85 before the product that reads what they have cleared"
+TAKEN = "the next commit takes the product along, and nothing is waited for before it"
+TAILS = "where a page has a tail, the next one has, too, behind which the group fences what it wrote to both"
+ZEROS = "clears whole rows, in whatever order"
+MLA_DECODE, MLA_SCORES = "mla_decode/sm_90a", r"(done = |T.wait\(T.wgmma_gemm\(q_rope)"
 EQUIVALENT = [
     ("reconvergence", LANES, r"\S+ sync_warp@\d+ suppress .*"),
     ("late fence", FENCED, r"flash_attention/\S+ wgmma_fence@\d+ suppress T.gemm\(.* stage=1\)"),
     ("late fence", FENCED, r"flash_attention/golden_\w+ wgmma_fence@(42|50|67) suppress "),
     ("late fence", FENCED, r"mla_decode/golden wgmma_fence@(41|90|100|148|158) suppress "),
+    ("late fence", FENCED, rf"{MLA_DECODE} wgmma_fence@\d+ suppress ({MLA_SCORES}|T.wgmma_gemm\(p0).*"),
+    ("late commit", TAKEN, rf"{MLA_DECODE} wgmma_commit@\d+ suppress {MLA_SCORES}.*"),
+    ("fence of two tails", TAILS, rf"{MLA_DECODE} fence_async_shared@\d+ suppress T.fill\(k.*"),
+    ("zeros", ZEROS, rf"{MLA_DECODE} store_shared@\d+ flip T.fill\(k.*"),
     ("second barrier", MEET, r"mla_decode/golden named_barrier_sync@84 suppress "),
     ("never reached", WHOLE, r"gemm/portable_.n\S* load_shared@\d+ flip T.copy\(c_tile, c.*"),
 ]

@@ -1,106 +1,28 @@
-"""mla_decode as the compiler writes it: each word of its text is needed. What it computes: test_golden_kernels.py.
+"""What nvcc makes of mla_decode, and a second program with T.ws, of other steps. What mla_decode computes: test_library.py."""
 
-And a second program with T.ws, of other steps.
-"""
-
-from collections import Counter
-from pathlib import Path
-
-import golden_launch
 import launch
-import mla_decode
-import mutants
+import library
 import numpy as np
 import pytest
-import torch
 
 import tileops_dsl.language as T
 from build_backend import checks, toolkit
-from tileops_dsl import emulate
+from tileops_dsl import emulate, output
 from tileops_dsl.codegen import emit_roles, param_fields, params_header
-from tileops_dsl.kernels import MODULES, configs_of
+from tileops_dsl.kernels import configs_of
 from tileops_dsl.passes import run_passes
 from tileops_dsl.targets import TARGETS
 
 ROWS = configs_of("mla_decode")
 
 
-@pytest.fixture
-def gpu(monkeypatch):
-    return golden_launch.Emulated(monkeypatch, multiprocessors=4)
-
-
-def source(site: str) -> str:
-    """The line of the program that a site is mapped to."""
-    file, line = site.split(":")
-    return Path(MODULES[file.removesuffix(".py")].__file__).read_text().splitlines()[int(line) - 1].strip()
-
-
-# Words that may be left out, with the reason. Of the scores there are four: of each group in front of the loop, and in it.
-ROPE, HALF = "T.wait(T.wgmma_gemm(q_rope, k[:, rope], s, transpose_B=True, clear_accum=True), pending=1)", "done = "
-EQUIVALENT = Counter(
-    {
-        # No register of these products is written between the fence before this one and this one.
-        ("wgmma_fence", HALF): 8,
-        ("wgmma_fence", ROPE): 2,
-        ("wgmma_fence", "T.wgmma_gemm(p0, k0[:, right], o)"): 1,
-        # The next commit takes them along, and nothing is waited for before it.
-        ("wgmma_commit", HALF): 4,
-        ("wgmma_commit", ROPE): 2,
-        # Where a page has a tail, the next one has, too, behind which the group fences what it wrote to both.
-        ("fence_async_shared", "T.fill(k[T.max(valid, 0) :, columns], 0.0)"): 1,
-    }
-)
-
-
-def test_a_wrong_word_is_noticed(gpu, tmp_path, monkeypatch):
-    """Each wait, arrival, fence, barrier and commit of the text, and each with another number, parity or swizzle."""
-    _, combine = mla_decode.load()
-    kernel = mla_decode.Generated(folder=tmp_path)
-    monkeypatch.setattr(mla_decode, "load", lambda: (kernel, combine))
-    launches = list(mutants.mla_launches())
-    right, missed = [torch.nan_to_num(run()) for run in launches], Counter()
-    every = mutants.mutants(kernel.path.read_text())
-    assert len(every) > 200
-    for gpu.mutate in every:
-        if not mutants.caught(gpu, launches, right):
-            ((place, change),) = gpu.mutate.items()
-            word, site = place.split("@")
-            line = source(kernel.entry["sites"][site])
-            missed[word if change == "suppress" else f"{word} {change}", HALF if line.startswith(HALF) else line] += 1
-    assert missed == EQUIVALENT
-
-
-@pytest.mark.parametrize("lengths", [[300], [64, 1, 129]])
-def test_float16(gpu, tmp_path, lengths):
-    """Whole requests: the kernel that merges pieces is of bfloat16."""
-    kernels = mla_decode.Generated(next(row for row in ROWS if row.x == "float16"), tmp_path), None
-    rng = torch.Generator().manual_seed(len(lengths))
-    used = [-(-length // 64) for length in lengths]
-    cache, q = (torch.randn(*shape, generator=rng).half() for shape in ((sum(used), 64, 576), (len(lengths), 2, 40, 576)))
-    table, pages = torch.zeros(len(lengths), max(used), dtype=torch.int32), iter(range(sum(used)))
-    for request, count in enumerate(used):
-        table[request, :count] = torch.tensor([next(pages) for _ in range(count)])
-    sizes, scale = torch.tensor(lengths, dtype=torch.int32), 576**-0.5
-    for gpu.seed in range(3):
-        out, lse = mla_decode.launch(kernels, q, cache, table, sizes, scale, num_parts=1)
-        for request, length in enumerate(lengths):
-            kv = cache[table[request, : used[request]].long()].flatten(0, 1)[:length].double()
-            scores = torch.einsum("shd,nd->hsn", q[request].double(), kv) * scale
-            scores = scores.masked_fill(torch.arange(length) > torch.arange(2)[:, None] + length - 2, -torch.inf)
-            exact = torch.einsum("hsn,nd->shd", torch.nan_to_num(scores.softmax(-1)), kv[:, :512])
-            torch.testing.assert_close(out[request].double(), exact, atol=2e-3, rtol=2e-3)
-            torch.testing.assert_close(lse[request].double(), scores.logsumexp(-1), atol=1e-3, rtol=0)
-
-
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
-def test_nvcc_makes_no_spill_and_serialises_nothing(gpu, row, tmp_path):
+def test_nvcc_makes_no_spill_and_serialises_nothing(row):
     try:
         toolkit.find()
     except Exception:
         pytest.skip("needs nvcc")
-    kernel = mla_decode.Generated(row, tmp_path)
-    _, log = launch.compile_cubin(kernel.path)
+    _, log = launch.compile_cubin(library.write([output.compile_config(row)]))
     report = checks.Report(row.name, log, {})
     assert checks.parse_ptxas(log), "ptxas named no kernel"
     assert checks.register_problems(report) + checks.warning_problems(report) == []

@@ -1,22 +1,16 @@
-"""What mla_decode needs besides its kernel: the schedule, against one made in Python, and the merge of pieces, in float64."""
+"""The kernel that makes the schedule of mla_decode, against one in Python; the configurations of the merge."""
 
-import itertools
-import sys
 from pathlib import Path
 
+import mla_decode
 import numpy as np
 import pytest
 
 from tileops_dsl import emulate
 from tileops_dsl.emulate import I32, In, Out
-from tileops_dsl.emulate_rows import decode, emulate_rows, encode, error_bound
 from tileops_dsl.kernels import MODULES, configs_of
 
 ROOT = Path(__file__).parents[2]
-sys.path.insert(0, str(ROOT / "tests" / "golden"))
-import mla_decode  # noqa: E402
-
-ROWS = [row for row in configs_of("mla_combine") if row.target == "sm_90a"]
 
 
 def dealt(lengths, parts, page=64, most=0):
@@ -69,37 +63,6 @@ def test_bounded_pieces(name, most):
             at = (request, stop) if stop < pages[request] else (request + 1, 0)
     assert at == (len(lengths), 0) and max(pieces) <= most
     assert np.diff(first_split).tolist() == [n * (n > 1) for n in pieces]
-
-
-@pytest.mark.parametrize("config", ROWS, ids=lambda config: config.name)
-def test_combine(config):
-    """Requests in 0, 1, 3 and 2 pieces; some pieces have no key, and one request none in any."""
-    rng, counts, (outer, inner) = np.random.default_rng(0), [0, 3, 0, 2, 4], (2, 7)
-    splits, first_split = sum(counts), np.cumsum([0, *counts]).astype(np.int32)
-    partial = rng.standard_normal((splits, outer, inner, 512)).astype(np.float32)
-    lse = (4 * rng.standard_normal((splits, outer, inner))).astype(np.float32)
-    lse[0, :, 1::2] = lse[3:5, 0, :3] = lse[5:9, 1] = -np.inf
-    partial[lse == -np.inf] = 0.0
-    out, total = encode(np.full((5, outer, inner, 512), np.nan), config.y), np.full((5, inner, outer), np.nan, np.float32)
-    values = {"partial": partial, "partial_lse": lse, "first_split": first_split, "out": out, "lse": total.transpose(0, 2, 1)}
-    values |= {"split_requests": np.array([1, 3, 4, -1], np.int32), "requests": 5}
-    values |= {"splits": splits, "entries": 6, "batch": 4, "outer": outer, "inner": inner, "cols": 512}
-    emulate_rows(config, values, 1)
-    found = decode(out, config.y)
-    for request, (first, last) in enumerate(itertools.pairwise(first_split)):
-        if first == last:  # written by mla_decode
-            assert np.isnan(found[request]).all() and np.isnan(total[request]).all()
-            continue
-        own = lse[first:last].astype(np.float64)
-        peak = np.maximum(own.max(0), -1e300)
-        weights = np.exp2(own - peak)
-        sums = weights.sum(0)
-        wanted = (weights[..., None] * partial[first:last]).sum(0) / np.where(sums == 0, 1, sums)[..., None]
-        assert (np.abs(found[request] - wanted) <= error_bound(config, wanted) + 2e-6).all()
-        none = sums == 0
-        wanted_lse = (peak + np.log2(np.where(none, 1, sums))) * np.log(2)
-        assert (total[request].T[none] == -np.inf).all() and not found[request][none].any()
-        assert np.abs(total[request].T[~none] - wanted_lse[~none]).max() <= 2e-6
 
 
 def test_the_configs_are_those_of_the_program():
