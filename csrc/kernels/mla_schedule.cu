@@ -1,16 +1,23 @@
 // Deals the pages of all requests out to the parts of mla_decode, which CTAs compute: nearly the same cost for each.
 //
-// Written by hand: it counts, and has no tiles. A part takes whole requests while they fit, then an even number of pages of the
-// next one. A request that exceeds what is left by a thirty-second of a part, and by no more than a split costs, is taken whole.
-// The last part takes what is left. (FlashMLA deals in a similar way: https://github.com/deepseek-ai/FlashMLA.)
+// Written by hand: it counts, and has no tiles. Each thread knows the cost of the requests before its own, and so which parts begin
+// in them: no thread waits for the part before. Where parts begin, requests are cut, in front of an even page; not within a
+// thirty-second of a part from either end, nor within what a piece costs. Requests of nearly one length are cut into equal pieces,
+// or stay whole, where that is as good. tests/golden/mla_decode.py has a schedule that fills one part after the other.
 #include <tileops/device.h>
 
 #include "mla_schedule_params.h"
 
 namespace tileops {
 
-constexpr int kThreads = mla_schedule_threads, kTogether = mla_schedule_together;
+constexpr int kThreads = mla_schedule_threads;
 constexpr int kOverhead = 5;  // what starting and storing a piece costs, in pages
+
+// How requests are dealt out. With a length: to `parts` parts each pieces of that length, or one part for each `requests` ones.
+struct Deal {
+  int payload, slack;  // of a part; how near to its ends a request is not cut
+  int parts, requests, length;
+};
 
 TILEOPS_WORD int pages_of(const mla_schedule_params& p, int request, site s) {
   Fragment<int32_t, 1> length;
@@ -18,100 +25,112 @@ TILEOPS_WORD int pages_of(const mla_schedule_params& p, int request, site s) {
   return max((length[0] + p.page - 1) / p.page, 1);
 }
 
-// Where a part begins: a page of a request, and how many pieces of that request lie before it.
-TILEOPS_WORD void begin_part(shared_ptr<int32_t> starts, int part, int request, int page, int piece, site s) {
-  Fragment<int32_t, 4> start;
-  start[0] = request;
-  start[1] = page;
-  start[2] = piece;
-  start[3] = 0;
-  store_shared<4>(starts, part * 4, start, 0, s);
+TILEOPS_WORD int divide_up(int a, int b) { return (a + b - 1) / b; }
+
+// The sum of the threads before this one, and in `total` that of all.
+TILEOPS_WORD int sum_before(shared_ptr<int32_t> sums, int thread, int own, int& total, site s) {
+  int sum = own;
+  store_shared(sums, thread, sum, s);
+  sync_threads(s);
+  TILEOPS_UNROLL
+  for (int distance = 1; distance < kThreads; distance *= 2) {
+    if (thread >= distance) sum += load_shared(sums, thread - distance, s);
+    sync_threads(s);
+    store_shared(sums, thread, sum, s);
+    sync_threads(s);
+  }
+  total = load_shared(sums, kThreads - 1, s);
+  sync_threads(s);
+  return sum - own;
 }
 
-// One thread deals, and remembers no more than where parts begin; the others bring the numbers and write the results.
+// Of a request behind others of the cost `before`: in how many pieces it is. Notes where the parts begin that begin in it.
+TILEOPS_WORD int cut(const mla_schedule_params& p, const Deal& deal, shared_ptr<int32_t> starts, int request, int before, int pages,
+                     bool notes, site s) {
+  const int behind = before + pages + kOverhead, most_pieces = p.most_pieces > 0 ? p.most_pieces : INT32_MAX;
+  const int first = deal.length ? divide_up(request * deal.parts, deal.requests) : divide_up(before, deal.payload);
+  const int last = deal.length ? divide_up((request + 1) * deal.parts, deal.requests) : divide_up(behind, deal.payload);
+  int pieces = 1;
+  for (int part = first; part < min(last, p.parts); ++part) {
+    int page = (part - first) * deal.length;
+    if (!deal.length) {
+      page = max(part * deal.payload - before - kOverhead / 2, 0) / 2 * 2;
+      page = page <= deal.slack ? 0 : pages - page <= deal.slack ? pages : page;
+    }
+    const bool cuts = 0 < page && page < pages && pieces < most_pieces;
+    Fragment<int32_t, 4> start;
+    start[0] = request + (page > 0 && !cuts);
+    start[1] = cuts ? page : 0;
+    start[2] = cuts ? pieces : 0;
+    start[3] = 0;
+    if (notes) store_shared<4>(starts, part * 4, start, 0, s);
+    pieces += cuts;
+  }
+  return pieces;
+}
+
 TILEOPS_KERNEL(mla_schedule, mla_schedule_params, kThreads, 1) {
   const int thread = thread_index();
-  const auto pages = shared<int32_t>(0), splits_before = shared<int32_t>(kTogether * 4);
-  const auto starts = shared<int32_t>(kTogether * 8 + 32);
-  Fragment<float, 1> cost;  // exact up to 2^24 pages, beyond them near enough
-  cost[0] = 0.0f;
-  for (int request = thread; request < p.requests; request += kThreads) {
-    const int count = pages_of(p, request, site(1));
-    cost[0] += static_cast<float>(count + kOverhead);
-    if (request < kTogether) store_shared(pages, request, count, site(5));
+  const auto sums = shared<int32_t>(0), starts = shared<int32_t>(kThreads * 4 + 32);
+  const int share = divide_up(p.requests, kThreads), begin = min(thread * share, p.requests), end = min(begin + share, p.requests);
+  int cost = 0, all = 0;
+  Fragment<float, 1> most;  // of pages
+  most[0] = 0.0f;
+  for (int request = begin; request < end; ++request) {
+    const int pages = pages_of(p, request, site(1));
+    cost += pages + kOverhead;
+    most[0] = max(most[0], static_cast<float>(pages));
   }
-  cost[0] = reduce_lanes<Sum, 32>(cost[0], site(2));
-  reduce_members<Sum, kThreads / 32>(cost, shared<float>(kTogether * 8), 1, 0, thread / 32, thread % 32 == 0, site(2));
-  const int payload = (static_cast<int>(cost[0]) + p.parts - 1) / p.parts + kOverhead + 1;
-  const int slack = min(payload / 32, kOverhead), last_part = p.parts - 1;
-  const int most_pieces = p.most_pieces > 0 ? p.most_pieces : INT32_MAX;
+  Fragment<int32_t, 4> none;
+  none[0] = p.requests;
+  none[1] = none[2] = none[3] = 0;
   Fragment<int32_t, 1> number;
   number[0] = -1;
   for (int part = thread; part <= p.parts; part += kThreads) {
-    begin_part(starts, part, p.requests, 0, 0, site(3));
-    if (part < p.parts) store_global<1>(global<int32_t>(p.split_requests), part, number, 0, site(20));
+    store_shared<4>(starts, part * 4, none, 0, site(2));
+    if (part < p.parts) store_global<1>(global<int32_t>(p.split_requests), part, number, 0, site(3));
   }
+  most[0] = reduce_lanes<Max, 32>(most[0], site(4));
+  reduce_members<Max, kThreads / 32>(most, shared<float>(kThreads * 4), 1, 0, thread / 32, thread % 32 == 0, site(4));
+  const int before = sum_before(sums, thread, cost, all, site(5));
 
-  int part = -1, left = 0, splits = 0, split_count = 0;  // of the part that is being filled; before this request
-  for (int start = 0; start < p.requests; start += kTogether) {
-    const int count = min(p.requests - start, kTogether);
-    for (int i = thread; start > 0 && i < count; i += kThreads) store_shared(pages, i, pages_of(p, start + i, site(6)), site(6));
-    for (int i = count + thread; i < (count + 3) / 4 * 4; i += kThreads) store_shared(pages, i, 0, site(7));
-    sync_threads(site(4));
-    TILEOPS_NO_UNROLL
-    for (int i = 0; thread == 0 && i < count; i += 4) {  // four at a time: one access of shared memory
-      Fragment<int32_t, 4> own, before;
-      load_shared<4>(own, 0, pages, i, site(8));
-      TILEOPS_UNROLL
-      for (int k = 0; k < 4; ++k) {
-        before[k] = splits;
-        int rest = own[k], pieces = 1;
-        if (i + k >= count) continue;
-        if (left > kOverhead + 1 && rest + kOverhead <= left + slack) {
-          left -= rest + kOverhead;
-          continue;
-        }
-        for (int page = 0;; ++pieces) {
-          if (left <= kOverhead + 1 && part < last_part) {
-            begin_part(starts, ++part, start + i + k, page, pieces - 1, site(11));
-            left = payload;
-          }
-          if (rest + kOverhead <= left + slack || pieces >= most_pieces || part == last_part) break;
-          page += (left - kOverhead) / 2 * 2;
-          rest -= (left - kOverhead) / 2 * 2;
-          left = 0;
-        }
-        left -= rest + kOverhead;
-        if (pieces > 1) {
-          number[0] = start + i + k;
-          store_global<1>(global<int32_t>(p.split_requests), split_count++, number, 0, site(21));
-          splits += pieces;
-        }
-      }
-      store_shared<4>(splits_before, i, before, 0, site(10));
-    }
-    sync_threads(site(12));
-    for (int i = thread; i < count; i += kThreads) {
-      number[0] = load_shared(splits_before, i, site(13));
-      store_global<1>(global<int32_t>(p.first_split), start + i, number, 0, site(14));
-    }
+  Deal deal = {divide_up(all, p.parts), 0, max(p.parts / max(p.requests, 1), 1), divide_up(p.requests, p.parts), 0};
+  deal.slack = min(deal.payload / 32, kOverhead);
+  const int length = (divide_up(static_cast<int>(most[0]), deal.parts) + 1) / 2 * 2;
+  if (deal.requests * (length + kOverhead) <= deal.payload + kOverhead + 1 + deal.slack) deal.length = length;
+
+  int splits = 0;  // pieces of split requests, and in the upper half such requests
+  for (int request = begin, here = before; request < end; ++request) {
+    const int pages = pages_of(p, request, site(6)), pieces = cut(p, deal, starts, request, here, pages, true, site(7));
+    splits += pieces > 1 ? pieces + (1 << 16) : 0;
+    here += pages + kOverhead;
   }
+  splits = sum_before(sums, thread, splits, all, site(8));
+  for (int request = begin, here = before; request < end; ++request) {
+    const int pages = pages_of(p, request, site(9)), pieces = cut(p, deal, starts, request, here, pages, false, site(10));
+    number[0] = splits & 0xffff;
+    store_global<1>(global<int32_t>(p.first_split), request, number, 0, site(11));
+    number[0] = request;
+    if (pieces > 1) store_global<1>(global<int32_t>(p.split_requests), splits >> 16, number, 0, site(12));
+    splits += pieces > 1 ? pieces + (1 << 16) : 0;
+    here += pages + kOverhead;
+  }
+  number[0] = all & 0xffff;
+  if (thread == 0) store_global<1>(global<int32_t>(p.first_split), p.requests, number, 0, site(13));
 
-  number[0] = splits;
-  if (thread == 0) store_global<1>(global<int32_t>(p.first_split), p.requests, number, 0, site(15));
-  for (int number = thread; number < p.parts; number += kThreads) {
-    Fragment<int32_t, 4> here, behind;
+  for (int part = thread; part < p.parts; part += kThreads) {
+    Fragment<int32_t, 4> here, next;
     Fragment<int32_t, 8> row;
-    load_shared<4>(here, 0, starts, number * 4, site(16));
-    load_shared<4>(behind, 0, starts, number * 4 + 4, site(17));
-    const int last = behind[1] > 0 ? behind[0] : behind[0] - 1;
+    load_shared<4>(here, 0, starts, part * 4, site(14));
+    load_shared<4>(next, 0, starts, part * 4 + 4, site(15));
+    const int last = next[1] > 0 ? next[0] : next[0] - 1;
     row[0] = here[0];
     row[1] = here[1];
     row[2] = last;
-    row[3] = behind[1] > 0 ? behind[1] : pages_of(p, last, site(18));
+    row[3] = next[1] > 0 ? next[1] : pages_of(p, max(last, 0), site(16));
     row[4] = here[2];
     row[5] = row[6] = row[7] = 0;
-    store_global<8>(global<int32_t>(p.schedule), number * 8, row, 0, site(19));
+    store_global<8>(global<int32_t>(p.schedule), part * 8, row, 0, site(17));
   }
 }
 

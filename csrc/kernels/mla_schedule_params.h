@@ -16,9 +16,8 @@ struct mla_schedule_params {
 };
 
 constexpr int mla_schedule_threads = 256;
-constexpr int mla_schedule_together = 1024;  // requests whose pages, and the splits before them, lie in shared memory at a time
 
-// Of those, of a sum for each warp, and of where the parts begin and end.
-constexpr int mla_schedule_shared_bytes(int parts) { return mla_schedule_together * 8 + 32 + (parts + 1) * 16; }
+// A sum for each thread, a maximum for each warp, and where the parts begin and end.
+constexpr int mla_schedule_shared_bytes(int parts) { return mla_schedule_threads * 4 + 32 + (parts + 1) * 16; }
 
 }  // namespace tileops
