@@ -21,7 +21,8 @@
               | On(groups, body)                                      of these warp groups, each on its own fragments
               | Wait(of, pending)                                     until that Copy or Gemm of the group is finished
               | Print(value)                                          a line from one thread
-    Region    = (tensor, origin)                            the tile that starts there, as large as the other side
+    Region    = (tensor, origin, stop)                      the tile that starts there, as large as the other side; rows from
+                                                            `stop` on are not stored
     Expr      = Const(value) | Var(name) | Load(tile, indices) | Call(op, args) | Cast(value)
               | Element(tensor, indices)                      a number in global memory, the same for all threads
               | AnyOf(test)                                   whether it holds for an element that the warp has
@@ -185,9 +186,10 @@ def buffer_of(tile: Tile) -> Buffer:
 class Region:
     tensor: Tensor
     origin: tuple[Expr, ...]
+    stop: Expr | None = None
 
     def __str__(self) -> str:
-        return f"{self.tensor.name}[{_listed(self.origin)}]"
+        return f"{self.tensor.name}[{_listed(self.origin)}]" + f" up to {self.stop}" * (self.stop is not None)
 
 
 @dataclass(frozen=True, eq=False)  # two equal ones, from one line of the program, are still two
@@ -397,6 +399,7 @@ def exprs_of(node: Stmt | Expr):
                 yield item
             elif isinstance(item, Region | View):
                 yield from item.origin
+                yield from (stop for stop in [getattr(item, "stop", None)] if stop is not None)
 
 
 def to_text(kernel: Kernel) -> str:

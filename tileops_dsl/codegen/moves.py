@@ -76,9 +76,14 @@ def _store_rows(w: Writer, stmt: ir.Copy) -> None:
         w.line(f"const int {row} = {first} + {w.fragments.row(w, 'x')};")
         at = " + ".join(terms(tensor, [*outer, row])) if outer else row
         to = f"global<{CTYPES[tensor.dtype]}>(p.{tensor.name}), {at}"
-        inside = f"{row} < {w.number(tensor.dims[-1])}"
+        inside = f"{row} < {_end(w, stmt)}"
         first = f"group == {w.role.groups[0]} && " * (plan.parts(w.kernel) > 1)
         w.line(f"if ({first}lane % 4 == 0 && {inside}) store_global<1>({to}, {stmt.src.name}, x, {w.site(stmt)});")
+
+
+def _end(w: Writer, stmt: ir.Copy) -> str:
+    """Behind the last row that is stored: of the tensor, or what the copy says."""
+    return w.number(stmt.dst.stop or stmt.dst.tensor.dims[-len(stmt.src.shape)])
 
 
 def store_pairs(w: Writer, stmt: ir.Copy) -> None:
@@ -93,7 +98,7 @@ def store_pairs(w: Writer, stmt: ir.Copy) -> None:
     with w.of_blocks(), w.loop("y", 2):
         place, first_register = ("y", "") if w.blocks == 1 else ("h * 2 + y", f"h * {w.span(columns)} + ")
         w.line(f"const int {own_row} = {w.number(row)} + {w.fragments.row(w, place)};")
-        with w.block(f"if ({own_row} < {w.number(tensor.dims[-2])})"):
+        with w.block(f"if ({own_row} < {_end(w, stmt)})"):
             first = " + ".join([*terms(tensor, [*(w.number(o, 3) for o in outer), own_row]), own])
             w.line(f"const auto first = global<{CTYPES[tensor.dtype]}>(p.{tensor.name}) + ({first});")
             guard = "" if inside else f"if ({own} + x * 2 < {w.number(tensor.dims[-1])}) "

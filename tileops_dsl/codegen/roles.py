@@ -1,6 +1,7 @@
 """CUDA text of kernels with roles: the parameter struct, shared memory and barriers, then a branch for each role."""
 
 from contextlib import nullcontext
+from dataclasses import replace
 from itertools import groupby
 
 from tileops_dsl import ir, plan
@@ -61,7 +62,8 @@ def count_tiles(w: Writer) -> None:
     tiles, ctas = plan.tile_loop(kernel), kernel.cluster[0]
     if ctas > 1:
         w.line(f"// Tiles of the cluster, whose CTAs have {ctas} neighbouring rows of tiles.")
-    *items, rows, columns = tiles.extents
+    w.name_numbers([replace(tiles, body=())])
+    *items, rows, columns = map(w.named, tiles.extents)
     w.line(f"const int rows = {arithmetic(kernel, ceil_divided(rows, ctas))};")
     w.line(f"const int columns = {arithmetic(kernel, columns)};")
     w.line(f"const int tiles = {''.join(f'{arithmetic(kernel, item, 3)} * ' for item in items)}rows * columns;")

@@ -4,6 +4,7 @@ q [B, H, Sq, D], k [B, Hk, Sk, D], v [B, Hk, Sk, Dv], out [B, H, Sq, Dv], of any
 H / Hk query heads share a key head. Causal: query i sees the keys j <= i + Sk - Sq. A row that sees no key gives out 0 and
 lse -inf. Options: a window of keys from i + Sk - Sq - window_left to i + Sk - Sq + window_right; for each head a sink, one more
 score without a value, which counts in lse; softcap c, by which a scaled score s becomes c tanh(s / c).
+With lengths, B is 1, and queries and keys of several requests lie one behind the other: `tiles` says which are whose.
 """
 
 import math
@@ -16,17 +17,21 @@ def flash_attention(config: AttentionConfig):
     (bm, bn, d), dv = config.tile, config.head_dim_v  # at least those of the tensors: TMA fills a tile up with zeros
     sub = math.gcd(dv, 64)  # columns of the output stored at a time
     hides_rows = config.causal or config.window  # a block may have no key for some rows
+    may_see_none = hides_rows or config.lengths  # a request may have no key
     by_rows, row_vector = T.GemmWarpPolicy.FullRow, ((bm,), "float32")
     batches, heads, kv_heads, sq, sk = T.dynamic("batches, heads, kv_heads, sq, sk", "int32")
+    dim_v, most_tiles = T.dynamic("dim_v, most_tiles", "int32")  # dim_v: of the tensor, not of its tile
 
     @T.prim_func
     def flash_attention(
         q: T.Tensor((batches, heads, sq, d), config.x, vector=8),
         k: T.Tensor((batches, kv_heads, sk, d), config.x, vector=8),
         v: T.Tensor((batches, kv_heads, sk, dv), config.x, vector=8),
-        out: T.Tensor((batches, heads, sq, dv), config.x, vector=8),
+        out: T.Tensor((batches, heads, sq, dim_v), config.x, vector=8),
         lse: T.Tensor((batches, heads, sq), "float32"),
         sinks: T.Tensor((heads, sq), "any"),  # the same for all rows: of stride 0
+        tiles: T.Tensor((most_tiles, 8), "int32"),  # with lengths: first query of all, and of its request; queries, first key, keys
+        tile_count: T.Tensor((1,), "int32"),
         scale_log2: T.Scalar("float32"),  # scale * log2(e), positive; with a softcap c, c * log2(e)
         cap_scale: T.Scalar("float32"),  # scale / c
         window_left: T.Scalar("int32"),  # at most sk
@@ -37,7 +42,8 @@ def flash_attention(config: AttentionConfig):
             q_tile = T.alloc_shared((bm, d), config.x)
             k_tile = T.alloc_shared((bn, d), config.x)
             v_tile = T.alloc_shared((bn, dv), config.x)
-            o_tile = T.alloc_shared((bm, sub), config.x)
+            if not config.lengths:
+                o_tile = T.alloc_shared((bm, sub), config.x)
             s = T.alloc_fragment((bm, bn), "float32")
             p_half = T.alloc_fragment((bm, bn), config.x)
             o = T.alloc_fragment((bm, dv), "float32")
@@ -50,39 +56,45 @@ def flash_attention(config: AttentionConfig):
             row_lse = T.alloc_fragment(*row_vector)
             if config.sinks:
                 sink = T.alloc_fragment(*row_vector)
-            for batch, head, block in T.Persistent((batches, heads, T.ceildiv(sq, bm)), zigzag=hides_rows):
-                row = block * bm
+            blocks_of_all = tile_count[0] if config.lengths else T.ceildiv(sq, bm)
+            for batch, head, block in T.Persistent((batches, heads, blocks_of_all), zigzag=hides_rows and not config.lengths):
+                if config.lengths:
+                    names = ("token", "row", "q_len", "first_key", "k_len")
+                    token, row, q_len, first_key, k_len = (T.let(name, tiles[block, n]) for n, name in enumerate(names))
+                else:
+                    token, row, q_len, first_key, k_len = block * bm, block * bm, sq, None, sk
                 kv_head = head // (heads // kv_heads)
                 if config.window:
-                    blocks, masked, of_step = within_window(row, bm, bn, sq, sk, window_left, right)
+                    blocks, masked, of_step = within_window(row, bm, bn, q_len, k_len, window_left, right)
                 else:
-                    seen = T.min(row + bm + sk - sq, sk) if config.causal else sk  # keys that the last row sees
+                    seen = T.min(row + bm + k_len - q_len, k_len) if config.causal else k_len  # keys that the last row sees
                     blocks = T.max(T.ceildiv(seen, bn), 1)  # a tile that sees no key has one block, all masked
-                    whole = T.max(T.min(row + 1 + sk - sq, sk), 0) // bn if config.causal else sk // bn  # blocks without a mask
+                    whole = T.max(T.min(row + 1 + k_len - q_len, k_len), 0) // bn if config.causal else k_len // bn  # blocks without a mask
                     masked = blocks - whole if config.causal else T.min(blocks - whole, 1)
-                T.copy(q[batch, head, row, 0], q_tile, eviction_policy="evict_first")
+                T.copy(q[batch, head, token, 0], q_tile, eviction_policy="evict_first")
                 T.fill(peak, -T.infinity())
                 T.fill(sums, 0.0)
                 for i in T.Pipelined(blocks, num_stages=config.stages):
                     key = (of_step(i) if config.window else blocks - 1 - i) * bn
-                    T.copy(k[batch, kv_head, key, 0], k_tile, eviction_policy="evict_last")
-                    T.copy(v[batch, kv_head, key, 0], v_tile, eviction_policy="evict_last")
+                    place = first_key + key if config.lengths else key
+                    T.copy(k[batch, kv_head, place, 0], k_tile, eviction_policy="evict_last")
+                    T.copy(v[batch, kv_head, place, 0], v_tile, eviction_policy="evict_last")
                     T.gemm(q_tile, k_tile, s, transpose_B=True, policy=by_rows, clear_accum=True)
                     if config.softcap:
                         for r, c in T.Parallel(bm, bn):
                             s[r, c] = T.tanh(s[r, c] * cap_scale)
                     with T.If(i < masked):
                         for r, c in T.Parallel(bm, bn):
-                            limit = T.min(row + r + 1 + sk - sq + right, sk) if hides_rows else sk
+                            limit = T.min(row + r + 1 + k_len - q_len + right, k_len) if hides_rows else k_len
                             s[r, c] = T.if_then_else(key + c < limit, s[r, c], -T.infinity())
                         if config.window:
                             for r, c in T.Parallel(bm, bn):
-                                s[r, c] = T.if_then_else(key + c < row + r + sk - sq - window_left, -T.infinity(), s[r, c])
+                                s[r, c] = T.if_then_else(key + c < row + r + k_len - q_len - window_left, -T.infinity(), s[r, c])
                     for r in T.Parallel(bm):
                         factor[r] = peak[r]
                     T.reduce_max(s, peak, clear=False)
                     for r in T.Parallel(bm):
-                        shift[r] = (finite(peak[r]) if hides_rows else peak[r]) * scale_log2
+                        shift[r] = (finite(peak[r]) if may_see_none else peak[r]) * scale_log2
                         factor[r] = T.exp2(factor[r] * scale_log2 - shift[r])
                         sums[r] = sums[r] * factor[r]
                     for r, c in T.Parallel(bm, bn):
@@ -93,6 +105,9 @@ def flash_attention(config: AttentionConfig):
                             o[r, c] = o[r, c] * factor[r]
                     for r, c in T.Parallel(bm, bn):
                         p_half[r, c] = s[r, c]
+                    if config.lengths:  # behind the last key are another request's values, and 0 * NaN is NaN
+                        with T.If(i < masked):
+                            T.fill(v_tile[T.max(k_len - key, 0) :, 0:dv], 0.0)
                     T.gemm(p_half, v_tile, o, policy=by_rows, clear_accum=i == 0, stage=1)
                 if config.sinks:
                     T.copy(sinks[head, row], sink, fill=0.0, absent=-T.infinity())
@@ -109,13 +124,17 @@ def flash_attention(config: AttentionConfig):
                     else:
                         factor[r] = T.if_then_else(total[r] == 0.0, 0.0, T.reciprocal(total[r]))
                         row_lse[r] = (peak[r] * scale_log2 + T.log2(total[r])) * math.log(2)
-                T.copy(row_lse, lse[batch, head, row])
+                end = token + q_len - row
+                T.copy(row_lse, lse[batch, head, token:end] if config.lengths else lse[batch, head, row])
                 for e in T.Pipelined(dv // sub, num_stages=2):
                     piece = o[:, e * sub : e * sub + sub]
                     for r, c in T.Parallel(bm, sub):
                         o_half[r, c] = piece[r, c] * factor[r]
-                    T.copy(o_half, o_tile)
-                    T.copy(o_tile, out[batch, head, row, e * sub])
+                    if config.lengths:  # no other request's rows
+                        T.copy(o_half, out[batch, head, token:end, e * sub])
+                    else:
+                        T.copy(o_half, o_tile)
+                        T.copy(o_tile, out[batch, head, row, e * sub])
 
     return flash_attention
 

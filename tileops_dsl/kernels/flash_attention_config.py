@@ -18,13 +18,15 @@ class AttentionConfig(Config):
     options: tuple[str, ...] = ()  # of OPTIONS: what the program has besides
     measured: tuple[MeasuredAttention, ...] = ()  # where the dispatcher may take it: csrc/attention_choice.cpp
 
-    OPTIONS = ("window", "sinks", "softcap")  # a window has both ends of its mask, so it is causal where the call says so
+    OPTIONS = ("lengths", "window", "sinks", "softcap")  # a window has both ends of its mask, so it is causal where the call says so
     table, measurement = "Attention", MeasuredAttention
     facts = ("causal", *OPTIONS, "tile", "head_dim_v")
+    lengths = property(lambda self: "lengths" in self.options)
     window = property(lambda self: "window" in self.options)
     sinks = property(lambda self: "sinks" in self.options)
     softcap = property(lambda self: "softcap" in self.options)
     dtypes = property(lambda self: (SHORT[self.x],))  # one for all
+    params = property(lambda self: f"{self.op}_{self.target}{'_lengths' * self.lengths}_params")
     plain = property(lambda self: not self.causal and not self.options)
     step = property(lambda self: f"{self.tile[1]} keys")
     threads = property(lambda self: self.tile[0] // 64 * 128)  # that hold scores and output: four warps for each 64 queries

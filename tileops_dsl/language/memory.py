@@ -14,7 +14,8 @@ __all__ = ["alloc_fragment", "alloc_shared", "annotate_layout", "copy", "fill", 
 class TensorArg:
     """A tensor in global memory. `x[a, b, c]` is the tile that begins there, or as a number that element.
 
-    `x[a, b, c] = value` in T.Parallel stores an element; those outside are dropped. `x.given`: whether it was passed.
+    `x[a, b : b + n, c]`, to which a fragment is copied, has n rows of the tile (of a vector: x[a, b : b + n]); the others are
+    dropped. `x[a, b, c] = value` in T.Parallel stores an element; those outside are dropped. `x.given`: whether it was passed.
     """
 
     def __init__(self, tensor: ir.Tensor):
@@ -27,7 +28,13 @@ class TensorArg:
         return Value(self.tensor.given)
 
     def __getitem__(self, origin) -> "Place":
-        return Place(ir.Region(self.tensor, _indices(self.tensor, origin)))
+        origin = origin if isinstance(origin, tuple) else (origin,)
+        rows = [index for index in origin if isinstance(index, slice)]
+        bounded = not rows or (len(rows) == 1 and rows[0].start is not None and rows[0].stop is not None and not rows[0].step)
+        require(bounded, f"{self.tensor.name} is cut in another way than some of its rows", "x[a, b : b + n, c]", here())
+        first = tuple(index.start if isinstance(index, slice) else index for index in origin)
+        cut = next((n for n, index in enumerate(origin) if isinstance(index, slice)), None)
+        return Place(ir.Region(self.tensor, _indices(self.tensor, first), *[to_expr(row.stop) for row in rows]), cut)
 
     def __setitem__(self, indices, value) -> None:
         _assign(self.tensor, indices, value)
@@ -36,12 +43,13 @@ class TensorArg:
 class Place(Value):
     """Of a tensor: an end of a copy, or as a number the element there, which is the same for all threads."""
 
-    def __init__(self, region: ir.Region):
-        self.region = region
+    def __init__(self, region: ir.Region, cut: int | None = None):
+        self.region, self.cut = region, cut  # the dimension of which it has some
 
     @property
     def expr(self) -> ir.Element:
         tensor = self.region.tensor
+        require(self.cut is None, f"{self.region} is read as a number", "an index for each dimension", here())
         problem = f"{self.region} is {tensor.dtype}; only an integer is read as a number that all threads share"
         require(tensor.dtype in ir.INTS, problem, "T.copy into a fragment", here())
         return ir.Element(tensor.dtype, tensor, self.region.origin)
@@ -199,6 +207,10 @@ def _copy(src, dst, fill, absent, eviction_policy: str, multicast: bool) -> ir.C
     tile = ends[kinds[0] == "global"]
     values = (None if value is None else convert(to_expr(value), tile.dtype) for value in (fill, absent))
     stmt = ir.Copy(where, *ends, *values, None if eviction_policy == "evict_normal" else eviction_policy, multicast)
+    cut = getattr(dst, "cut", None) if kinds[0] == "fragment" else None
+    rows = cut is not None and cut == len(ends[1].origin) - len(tile.shape)
+    problem = f"{getattr(stmt.region, 'tensor', tile).name} is cut where that means nothing"
+    require(rows or not getattr(stmt.region, "stop", None), problem, "T.copy(fragment, x[a, b : b + n, c]), its rows", where)
     if stmt.region:
         _check_tensor(stmt)
     else:

@@ -24,6 +24,7 @@ class Products:
         self.flying: list[ir.Gemm] = []
         self.since: list[ir.Stmt] = []  # the last one was issued
         self.loop: ir.Pipelined | None = None  # the last one with products
+        self.body: list[ir.Stmt] = []  # of an iteration of it, without what is known not to run
 
     def straight(self, stmts) -> list[ir.Stmt]:
         out: list[ir.Stmt] = []
@@ -57,7 +58,7 @@ class Products:
         """Along the loop, whose last user in an iteration (or first, 0) is one of the statements."""
         found = []
         for ring in (r for r in self.kernel.rings if self.loop and r.var == self.loop.var):
-            users = [s for s in self.loop.body if set(named(s)) & set(ring.buffers)]
+            users = [s for s in self.body if set(named(s)) & set(ring.buffers)]
             found += [ring] if users and users[user] in stmts else []
         return found
 
@@ -74,12 +75,18 @@ class Products:
         out: list[ir.Stmt] = [Await(where, f"{ring.prefix}full", ring.var) for ring in once]
         if late:
             at_least_once(loop)
-            first = [*self.straight(_decided(early, loop.var, (0, 0))), *self.retire()]
+            decided = _decided(early, loop.var, (0, 0))
+            self.body = [*decided, *late]
+            first = [*self.straight(decided), *self.retire()]
             out.append(At(where, loop.var, ir.ZERO, tuple(chunked(first))))
-            behind = 1 + max((n for n, s in enumerate(early) if isinstance(s, ir.Gemm)), default=-1)
-            early.insert(behind, At(late[0].location, loop.var, ir.call("sub", loop.var, 1), late))
+        behind = 1 + max((n for n, s in enumerate(early) if isinstance(s, ir.Gemm)), default=-1)
+        of_before = [At(late[0].location, loop.var, ir.call("sub", loop.var, 1), late)] if late else []
         for start, extent, bound, within in _parts(loop, ir.Const("int32", 1) if late else ir.ZERO):
-            body = self.straight(_decided(early, loop.var, (1 if late else 0, math.inf), bound, within))
+            before, after = (
+                _decided(stmts, loop.var, (1 if late else 0, math.inf), bound, within) for stmts in (early[:behind], early[behind:])
+            )
+            self.body = [*before, *after, *late]
+            body = self.straight([*before, *of_before, *after])
             if loop.pending:  # the stage before is handed back
                 body += [Retire(where, "product", loop.pending), *_handed_back(self.rings(products), where, "before")]
             else:

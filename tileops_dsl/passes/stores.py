@@ -94,7 +94,7 @@ def exchanged(body, touched: set[tuple[ir.Buffer, bool]], common: dict[ir.Buffer
     until it is waited for.
     """
     out: list[ir.Stmt] = []
-    for stmt in body:
+    for stmt, following in zip(body, (*body[1:], None), strict=True):
         if hasattr(stmt, "body") and not isinstance(stmt, ir.Parallel | Chunks):
             before = set(touched)
             for _ in range(2 if isinstance(stmt, LOOPS) else 1):  # one iteration behind another
@@ -111,6 +111,9 @@ def exchanged(body, touched: set[tuple[ir.Buffer, bool]], common: dict[ir.Buffer
         touched |= set() if isinstance(op_of(stmt), ir.Gemm) else begun
         touched |= {touch for gemm in getattr(stmt, "of", ()) for touch in _touches(gemm, common)}
         out.append(stmt)
+        if isinstance(stmt, ir.Fill) and begun:  # at once: where its condition does not hold, nobody waits
+            out += [] if isinstance(following, Sync) else [Sync(stmt.location, True)]
+            touched.clear()
     return tuple(out)
 
 
