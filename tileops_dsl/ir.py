@@ -11,12 +11,14 @@
               | Fill(buffer, value)
               | Copy(src, dst, fill, absent)                          between Regions and buffers, and from a fragment to shared
               | Gemm(a, b, c, transposes, policy, clear, stage)       c (+)= a b; stage 1: issued one iteration later
-              | Reduce(op, src, dst, clear, partial)                  over the last dimension; partial: of each thread's share
+              | Reduce(op, src, dst, clear, partial, dim)             over the last dimension, or the first; partial: of each
+                                                                      thread's share
               | Parallel(vars, extents, Store*)                       element-wise over tiles
               | Store(tile | tensor, indices, value)                  inside Parallel
               | Serial(var, extent, body)
               | Pipelined(var, extent, num_stages, pending, body, start, step)  a Serial whose copies run ahead
               | Persistent(vars, extents, group_size, body, alternate)        the tiles of one CTA
+              | Persistent((var,), (end,), .., start)                 the same, where each CTA of the grid knows its run of them
               | If(condition, body)
               | On(groups, body)                                      of these warp groups, each on its own fragments
               | Wait(of, pending)                                     until that Copy or Gemm of the group is finished
@@ -25,6 +27,7 @@
                                                             `stop` on are not stored
     Expr      = Const(value) | Var(name) | Load(tile, indices) | Call(op, args) | Cast(value)
               | Element(tensor, indices)                      a number in global memory, the same for all threads
+              | BoxRow(rows)                                  in the place of a load: of each box of so many rows, its first one
               | AnyOf(test)                                   whether it holds for an element that the warp has
 
 Every node is a frozen dataclass; every Expr has a dtype; every Stmt has the Location of the line that wrote it.
@@ -86,6 +89,8 @@ class Expr:
                 return f"{name}({of})"
             case AnyOf(test=test):
                 return f"any_of({test})"
+            case BoxRow(rows=rows):
+                return f"box_row({rows})"
         return str(self.value)
 
 
@@ -114,6 +119,10 @@ class Cast(Expr):
 class Element(Expr):
     tensor: Tensor
     indices: tuple[Expr, ...]
+
+
+class BoxRow(Expr):
+    rows: Expr
 
 
 ZERO = Const("int32", 0)
@@ -240,6 +249,8 @@ class Copy(Stmt):
     # The end in global memory, if there is one, and the other one.
     region = property(lambda self: next((end for end in (self.src, self.dst) if isinstance(end, Region)), None))
     tile = property(lambda self: self.dst if isinstance(self.src, Region) else self.src)
+    # What tells boxes of rows apart that are loaded from places of their own, if they are.
+    box_row = property(lambda self: next((e for e in subexprs(self) if isinstance(e, BoxRow)), None))
 
 
 class Gemm(Stmt):
@@ -299,6 +310,7 @@ class Persistent(Stmt):
     body: tuple[Stmt, ...]
     alternate: bool = False  # the groups of threads take whole tiles in turn
     zigzag: bool = False  # a CTA takes a column's last tile and its first, or the second of both ends, ...
+    start: Expr | None = None  # of a run, which each CTA of the grid has for itself
 
 
 class If(Stmt):

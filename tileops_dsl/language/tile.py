@@ -6,7 +6,7 @@ from contextlib import contextmanager
 
 from tileops_dsl import ir
 from tileops_dsl.errors import TileError, require
-from tileops_dsl.language.builder import builder, here
+from tileops_dsl.language.builder import RESERVED_PERSISTENT, builder, here
 from tileops_dsl.language.memory import Fragment, Token, is_cut
 from tileops_dsl.language.scalar import Value, to_expr
 
@@ -57,7 +57,7 @@ def Pipelined(*bounds, num_stages: int, pending: int = 0):
     b.emit(ir.Pipelined(where, var, to_expr(stop), num_stages, pending, b.close(), to_expr(start), step))
 
 
-def Persistent(extents: tuple, *, group_size: int = 1, alternate: bool = False, zigzag: bool = False):
+def Persistent(*extents, group_size: int = 1, alternate: bool = False, zigzag: bool = False):
     """for row, column in T.Persistent((rows, columns)): this CTA's share of all tiles, in groups of `group_size` rows.
 
     Within a group the tiles go down its rows, column by column, so that CTAs that run together share what they read.
@@ -65,18 +65,28 @@ def Persistent(extents: tuple, *, group_size: int = 1, alternate: bool = False, 
     takes every other tile, with all its rows; their product loops take turns, and what follows one runs beside the other's.
     `zigzag`: a CTA takes the last column of a row of tiles and the first, or the second from both ends, and so on: where work
     grows along the columns, as in a triangle, each pair is as much work.
+
+    In a kernel with a grid, for item in T.Persistent(begin, end): the run of items that is this CTA's, which may be none.
     """
     b, where = builder(), here()
-    if len(extents) not in (2, 3) or group_size < 1:
+    start, extents = (to_expr(extents[0]), extents[1:]) if len(extents) == 2 else (None, *extents)
+    if bool(b.kernel["grid"]) != bool(start) or (start and (group_size > 1 or alternate or zigzag)):
+        problem = f"{'a run' if start else 'a share'} of tiles in a kernel with{'' if b.kernel['grid'] else 'out'} a grid"
+        instead = "T.Persistent((rows, columns), ..) without a grid; with one T.Persistent(begin, end), which has no options"
+        raise TileError(problem, instead, where)
+    if not start and (len(extents) not in (2, 3) or group_size < 1):
         problem = f"{len(extents)} extents in groups of {group_size}"
         raise TileError(problem, "rows and columns, perhaps a batch before them, groups of 1 or more", where)
     if zigzag and (alternate or group_size > 1 or b.kernel["cluster"] != (1, 1)):
         problem = "zigzag with alternate, a group_size or a cluster"
         raise TileError(problem, "T.Persistent(extents, zigzag=True) in a kernel without clusters", where)
+    if start:
+        b.in_run, b.reserved = True, b.reserved | RESERVED_PERSISTENT
     names = b.loop_vars(where, len(extents))
     b.open()
-    yield tuple(map(Value, names))
-    b.emit(ir.Persistent(where, names, tuple(map(to_expr, extents)), group_size, b.close(), alternate, zigzag))
+    yield Value(names[0]) if start else tuple(map(Value, names))
+    b.emit(ir.Persistent(where, names, tuple(map(to_expr, extents)), group_size, b.close(), alternate, zigzag, start))
+    b.in_run = False
 
 
 @contextmanager

@@ -83,6 +83,8 @@ def _rounds(stmt: ir.Stmt, run: Run, values: Values) -> list[Values]:
         case ir.If(condition=condition):
             holds = run.switches[condition] if condition in run.switches else number(condition, values, True)
             return [{}] if holds else []
+        case ir.Persistent(vars=(item,)):
+            return [{item.name: t} for t in range(run.tiles)]
         case ir.Persistent(vars=(*items, row, column)):
             tiles = range(run.group, run.tiles, run.groups) if stmt.alternate else range(run.tiles)
             batch = [item.name for item in items]
@@ -112,6 +114,8 @@ def number(expr: ir.Expr, values: Values, lengths: bool = False) -> int:
         return number(expr.value, values, lengths)
     if isinstance(expr, ir.AnyOf):
         return True
+    if isinstance(expr, ir.BoxRow):  # a load is taken as a whole
+        return 0
     if isinstance(expr, ir.Element):  # any number; another one elsewhere
         return functools.reduce(lambda before, index: 8 * before + number(index, values), expr.indices, 0)
     function = CHOICES.get(expr.op) or getattr(operator, expr.op)
