@@ -117,6 +117,11 @@ def stages(kernel: ir.Kernel, buffer: ir.Buffer) -> int:
     return ring.stages if ring else 1
 
 
+def of_rows(role: Role) -> ir.Copy | None:
+    """A load of a producer whose boxes of rows lie apart in global memory."""
+    return next((op for op in map(op_of, ir.walk(role.body)) if role.warp is not None and is_load(op) and op.box_row), None)
+
+
 def loads_of(kernel: ir.Kernel, ring: Ring) -> list[ir.Copy]:
     return [s for s in ir.walk(kernel.body) if is_load(s) and ir.buffer_of(s.dst) in ring.buffers]
 

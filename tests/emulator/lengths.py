@@ -5,6 +5,7 @@ import math
 import numpy as np
 import torch
 from attention_reference import exact as exact_attention
+from mla import LOG2E, bounded, schedule, softmax_times
 
 from tileops_dsl.emulate_rows import decode, encode
 
@@ -57,3 +58,76 @@ def lengths_problem(row, q_lens, k_lens, h=2, hk=1, ctas=2, dims=None, **options
     out, lse = out[None].swapaxes(1, 2), lse[None]
     exact = {"out": (out, out, 2 * 2**-8 * np.abs(out).max()), "lse": (lse, lse, 1e-3)}
     return arrays, (ctas, 1), exact
+
+
+DECODES = [  # lengths, queries, heads of a group, page, parts, options
+    ([300, 0, 64, 1], 1, 4, 16, 3, {}),
+    ([700], 2, 8, 64, 5, {"causal": True}),
+    ([130, 257, 3], 1, 3, 1, 2, {"window_left": 40, "sinks": True}),
+    ([200, 5], 3, 2, 48, 4, {"causal": True, "sinks": True}),  # a row with two keys fewer; a request of few
+    ([2], 4, 1, 8, 1, {"causal": True, "window_left": 0, "sinks": True}),  # rows that see no key
+]
+
+
+def decode_problem(row, lengths, queries, heads, page, parts, options, kv_heads=2, dims=None):
+    """Whole items go to out and lse, pieces of others to partial and partial_lse. Slots that no request owns hold NaN."""
+    (bm, bn, d), dv = row.tile, row.head_dim_v
+    d, dv = dims or (d, dv)
+    rng, n, rows, of_pages = np.random.default_rng(sum(lengths) + page), len(lengths), queries * heads, [-(-k // page) for k in lengths]
+    pages, places = sum(of_pages) + 1, rng.permutation(sum(of_pages) + 1)
+    q = encode(rng.standard_normal((n, kv_heads, rows, d)), row.x)
+    k, v = (rng.standard_normal((pages, page, kv_heads, columns)) for columns in (d, dv))
+    table = np.full((n, max(*of_pages, 1)), 2**30, np.int32)
+    table[:, 1::2] = -1
+    for request, length in enumerate(lengths):
+        table[request, : of_pages[request]], places = np.split(places, [of_pages[request]])
+        for cache in (k, v):
+            cache[table[request, length // page : of_pages[request]], length % page :] = np.nan
+    k[places], v[places] = np.nan, np.nan
+    k, v = encode(k, row.x), encode(v, row.x)
+    sinks = np.linspace(-2, 3, kv_heads * heads).astype(np.float32) if options.get("sinks") else None
+    cap, left, scale = options.get("softcap", 0.0), options.get("window_left", -1), d**-0.5
+    behind = left if left >= 0 else max(lengths)
+    starts = [max(length - queries - behind, 0) // bn for length in lengths]
+    blocks = [max(1, -(-length // bn) - start) for length, start in zip(lengths, starts, strict=True)]
+    dealt, first_split = schedule([64 * count for count in blocks for _ in range(kv_heads)], parts)
+    splits = max(1, first_split[-1])
+    out, lse = np.full((n, kv_heads, rows, dv), np.nan), np.full((n, kv_heads, rows), np.nan)
+    partial, partial_lse = np.full((splits, rows, dv), np.nan), np.full((splits, rows), np.nan)
+    for first, begin, last, end, piece, *_ in dealt:
+        for item in range(first, last + 1):
+            request, head = divmod(item, kv_heads)
+            count, length = blocks[request], lengths[request]
+            span = begin if item == first else 0, end if item == last else count
+            part = slice(*((starts[request] + at) * bn for at in span))
+            used = table[request, : of_pages[request]]
+            keys, values = (decode(c, row.x)[used, :, head].reshape(-1, c.shape[-1])[:length] for c in (k, v))
+            token = length - queries + np.arange(rows) // heads
+            scores = decode(q, row.x)[request, head] @ keys.T * scale
+            scores = np.tanh(scores / cap) * cap if cap else scores
+            at = np.arange(length)
+            seen = (at <= token[:, None]) if options.get("causal") else np.ones((rows, length), bool)
+            seen &= at >= token[:, None] - left if left >= 0 else True
+            of_sinks = np.full(rows, -np.inf)
+            if sinks is not None and span[0] == 0:
+                of_sinks = np.where(seen.any(-1), np.tile(sinks.reshape(kv_heads, heads)[head], queries), -np.inf)
+            scores = np.concatenate([np.where(seen, scores, -np.inf)[:, part], of_sinks[:, None]], -1)
+            found = softmax_times(scores, np.concatenate([values[part], np.zeros((1, dv))]))
+            if span == (0, count):
+                out[request, head], lse[request, head] = found
+            else:
+                place = first_split[item] + (piece if item == first else 0)
+                partial[place], partial_lse[place] = found[0], found[1] * LOG2E
+    exact = dict(zip(("out", "lse", "partial", "partial_lse"), bounded(row, out, lse) + bounded(row, partial, partial_lse)))
+    arrays = {name: encode(values[0], row.x if name == "out" else "float32") for name, values in exact.items()}
+    unit = math.gcd(page, bn)
+    of_rows = None if sinks is None else np.stack([np.tile(s, queries) for s in sinks.reshape(kv_heads, heads)])
+    maps = {"k": k.swapaxes(1, 2), "v": v.swapaxes(1, 2)}
+    arrays |= {"q": q, "sinks": of_rows, "sinks_dtype": 0 if sinks is None else 3, "block_table": table} | maps
+    arrays |= {"cache_seqlens": np.array(lengths, np.int32), "schedule": np.array(dealt, np.int32)}
+    arrays |= {"first_split": np.array(first_split[:-1], np.int32), "n": n, "kv_heads": kv_heads, "rows": rows, "pages": pages}
+    arrays |= {"page": page, "table": table.shape[1], "parts": parts, "items": n * kv_heads, "splits": splits, "dim_v": dv}
+    arrays |= {"unit": unit & -unit, "inverse": -(-(2**32) // page), "shared_by": heads}
+    arrays |= {"scale_log2": (cap or scale) * LOG2E, "cap_scale": scale / cap if cap else 0.0, "window_left": behind}
+    arrays |= {"window_right": 0 if options.get("causal") else queries}
+    return arrays, (-(-rows // bm), parts), exact

@@ -1,5 +1,7 @@
 """The text of copies: TMA's, and those of a group between global memory, registers and shared memory."""
 
+from contextlib import contextmanager
+
 from tileops_dsl import ir, plan
 from tileops_dsl.codegen.cuda import terms
 from tileops_dsl.codegen.expressions import CODES, CTYPES, statement
@@ -20,6 +22,7 @@ def issue_copy(w: Writer, stmt: Issue) -> None:
         start = w.at_stage(tile)
         start += f" + {number * layout.box_bytes // layout.element_bytes}" if number else ""
         start += f" + rank * {rows * columns}" if op.multicast else ""
+        start += f" + {box_of_rows(w, op)} * {columns}" if op.box_row else ""
         at = coordinates(w, op, number * columns, rows)
         if not loads:
             w.line(f"tma_store(p.{tensor.name}, {at}, {start}, {w.site(stmt)});")
@@ -29,6 +32,24 @@ def issue_copy(w: Writer, stmt: Issue) -> None:
         w.line(f"{word}{hint(op)}({start}, p.{tensor.name}, {at}, {barrier}{ctas}, {w.site(stmt)});")
     if not loads:
         w.line(f"store_commit({w.site(stmt)});")
+
+
+def box_of_rows(w: Writer, op: ir.Copy) -> str:
+    """The first row of a warp's box n: warps take them by turns."""
+    return f"(n * 4 + warp) * {w.number(op.box_row.rows, 4)}"
+
+
+@contextmanager
+def each_box_of_rows(w: Writer, op: ir.Copy):
+    """A loop over the boxes of rows that the warp loads, of which each lane knows the place of one."""
+    places = dict.fromkeys(o for o in op.src.origin if op.box_row in ir.subexprs(o))
+    w.line("TILEOPS_NO_UNROLL")
+    with w.block(f"for (int n = 0; {box_of_rows(w, op)} < {op.dst.shape[0]}; ++n)"), w.scope():
+        for number, place in enumerate(places):
+            w.line(f"const int place_{number} = shuffle({w.number(place)}, n, {w.site(op)});")
+        w.declared |= {place: ir.Var(place.dtype, f"place_{number}") for number, place in enumerate(places)}
+        with w.block(f"if (elect_one({w.site(op)}))"):
+            yield
 
 
 def hint(op: ir.Copy) -> str:

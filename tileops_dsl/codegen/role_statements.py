@@ -1,5 +1,6 @@
 """The text of each statement of a role, in device words."""
 
+from contextlib import nullcontext
 from itertools import takewhile
 
 from tileops_dsl import ir, plan
@@ -7,7 +8,7 @@ from tileops_dsl.codegen.arithmetic import with_parameters
 from tileops_dsl.codegen.cuda import fill, printed
 from tileops_dsl.codegen.element_loops import chunks, parallel, reduce
 from tileops_dsl.codegen.expressions import statement
-from tileops_dsl.codegen.moves import copy, fill_shared, issue_copy
+from tileops_dsl.codegen.moves import copy, each_box_of_rows, fill_shared, issue_copy
 from tileops_dsl.codegen.products import product, settle
 from tileops_dsl.codegen.writer import Writer
 from tileops_dsl.schedule import Advance, Alone, At, Await, Chunks, Fence, Issue, Meet, One, Retire, Signal, Sync, Unrolled
@@ -217,7 +218,7 @@ def _await(w: Writer, stmt: Await) -> None:
 def _signal(w: Writer, stmt: Signal) -> None:
     barrier = plan.barrier_named(w.kernel, stmt.barrier)
     if barrier.kind == "full":
-        w.line(f"arrive_expect_bytes({w.slot(barrier)}, {barrier.bytes}, {w.site(stmt)});")
+        w.line(f"{_by_first(w, stmt)}arrive_expect_bytes({w.slot(barrier)}, {barrier.bytes}, {w.site(stmt)});")
         return
     peers = plan.peers(w.kernel, barrier.ring)
     slot = w.slot(barrier) if stmt.which == "this" else f"{barrier.name} + before"
@@ -226,6 +227,21 @@ def _signal(w: Writer, stmt: Signal) -> None:
         w.line(f"if ({guard}thread < {peers}) arrive_at_rank({slot}, thread, {w.site(stmt)});")
     else:
         w.line(f"if ({guard}lane == 0) arrive({slot}, {w.site(stmt)});")
+
+
+def _by_first(w: Writer, stmt: ir.Stmt) -> str:
+    """A condition, where the producer has several threads."""
+    return f"if (warp == 0 && elect_one({w.site(stmt)})) " if plan.of_rows(w.role) else ""
+
+
+def _issue(w: Writer, stmt: Issue) -> None:
+    """A box of rows may arrive before its barrier is told of it."""
+    if isinstance(stmt.op, ir.Gemm):
+        product(w, stmt)
+        return
+    by_rows, first = getattr(stmt.op, "box_row", None), _by_first(w, stmt)[:-1]
+    with each_box_of_rows(w, stmt.op) if by_rows else w.block(first) if first else nullcontext():
+        issue_copy(w, stmt)
 
 
 def _sync(w: Writer, stmt: Sync) -> None:
@@ -245,7 +261,7 @@ STATEMENTS = {
     Await: _await,
     Chunks: chunks,
     Fence: lambda w, stmt: w.line(f"fence_async_shared({w.site(stmt)});"),
-    Issue: lambda w, stmt: (product if isinstance(stmt.op, ir.Gemm) else issue_copy)(w, stmt),
+    Issue: _issue,
     Meet: _meet,
     One: _one,
     Retire: retire,

@@ -83,8 +83,14 @@ def _declare_progress(w: Writer, barriers) -> None:
 
 
 def _producer(w: Writer, role: Role) -> None:
-    where = w.kernel.location
-    with w.block(f"if (warp_index() == {role.warp} && elect_one({w.site_at(where)}))"):
+    """One thread; or the warps that have boxes of rows to load: one that had none might wait for a phase that is over."""
+    where, of_rows = w.kernel.location, plan.of_rows(role)
+    if of_rows:
+        w.line("const int warp = warp_index() % 4;")
+        who = f"warp * {w.number(of_rows.box_row.rows, 4)} < {of_rows.dst.shape[0]}"
+    else:
+        who = f"warp_index() == {role.warp} && elect_one({w.site_at(where)})"
+    with w.block(f"if ({who})"):
         _declare_progress(w, [b for b in w.kernel.barriers if b.common])
         w.body(w, role.body)
     w.line(f"sync_warp({w.site_at(where)});")

@@ -16,6 +16,13 @@ def limits(limit, first, length, end, heads, sq, causal):
         limit[r] = T.min(length + beyond(first + r, heads, sq, causal), end)
 
 
+def in_page(block_table, request, token, stop, page, inverse):
+    """Where the cache has a token: page and row. Of a token from `stop` on page -1, of which TMA reads zeros."""
+    read = T.max(T.min(token, stop - 1), 0)
+    index = T.cast(T.cast(read, "int64") * inverse // 2**32, "int32")  # read // page, without a division
+    return T.if_then_else(token < stop, block_table[request, index], -1), token - index * page
+
+
 def load(tensor, place, tile, *columns):
     """Columns of a tile of the tensor."""
     for piece in columns:

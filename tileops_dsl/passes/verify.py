@@ -55,7 +55,7 @@ def _expert(stmt: ir.Stmt) -> str | None:
             return "a T.Pipelined loop from another start, or in other steps,"
         case ir.Store(buffer=ir.Tensor()):
             return "an element of a tensor"
-    return "T.box_row" if any(isinstance(e, ir.BoxRow) for e in ir.subexprs(stmt)) else None
+    return None
 
 
 def _check_block(body, known: set) -> None:
