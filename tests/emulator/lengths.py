@@ -16,18 +16,39 @@ LENGTHS = [  # queries and keys of each request
 ]
 
 
-def tiles_of(q_lens, k_lens, rows: int) -> np.ndarray:
-    """As csrc/kernels/attention_tiles.cu lists them: first query of all, first row, queries, first key, keys; 0, 0, 0."""
+def tiles_of(q_lens, k_lens, rows: int, is_paged: bool) -> np.ndarray:
+    """As csrc/kernels/attention_tiles.cu lists them: first query of all, first row, queries, first key (or number), keys; 0, 0, 0."""
     starts = [np.cumsum([0, *lengths]) for lengths in (q_lens, k_lens)]
     found = [
-        (starts[0][n] + row, row, sq, starts[1][n], sk, 0, 0, 0)
+        (starts[0][n] + row, row, sq, n if is_paged else starts[1][n], sk, 0, 0, 0)
         for n, (sq, sk) in enumerate(zip(q_lens, k_lens, strict=True))
         for row in reversed(range(0, sq, rows))
     ]
     return np.array(found or [(0,) * 8], np.int32).reshape(-1, 8)
 
 
-def lengths_problem(row, q_lens, k_lens, h=2, hk=1, ctas=2, dims=None, **options):
+def paged(caches, k_lens, page: int, rng) -> tuple[list, np.ndarray]:
+    """Keys and values [keys, heads, D] in pages of a cache, in any order, and the table; slots that no request owns hold NaN."""
+    of_pages = [-(-length // page) for length in k_lens]
+    count, table = sum(of_pages) + 1, np.full((len(k_lens), max(*of_pages, 1)), 2**30, np.int32)
+    places, at = rng.permutation(count), np.cumsum([0, *k_lens])
+    table[:, 1::2] = -1
+    out = [np.full((count * page, *cache.shape[1:]), np.nan) for cache in caches]
+    for request, length in enumerate(k_lens):
+        table[request, : of_pages[request]], places = np.split(places, [of_pages[request]])
+        slots = table[request, np.arange(length) // page] * page + np.arange(length) % page
+        for into, cache in zip(out, caches, strict=True):
+            into[slots] = cache[at[request] : at[request] + length]
+    return [cache.reshape(count, page, *cache.shape[1:]) for cache in out], table
+
+
+def of_pages(row, page: int) -> dict:
+    """Numbers of a paged kernel."""
+    unit = math.gcd(page, row.tile[1])
+    return {"page": page, "unit": unit & -unit, "inverse": -(-(2**32) // page)}
+
+
+def lengths_problem(row, q_lens, k_lens, h=2, hk=1, ctas=2, dims=None, page=0, **options):
     """options: as exact() of attention_reference.py has them. Behind the last key of a request NaN, if the next one has none."""
     (bm, _, d), dv = row.tile, row.head_dim_v
     d, dv = dims or (d, dv)
@@ -35,8 +56,9 @@ def lengths_problem(row, q_lens, k_lens, h=2, hk=1, ctas=2, dims=None, **options
     shapes = {"q": (total_q, h, d), "k": (total_k, hk, d), "v": (total_k, hk, dv), "out": (total_q, h, dv)}
     arrays = {name: rng.standard_normal(shape) for name, shape in shapes.items()}
     arrays["k"][-1] = arrays["v"][-1] = np.nan
+    wide = {name: decode(encode(array, row.x), row.x) for name, array in arrays.items()}
     arrays = {name: encode(array, row.x)[None].swapaxes(1, 2) for name, array in arrays.items()}
-    q, k, v = (torch.from_numpy(decode(arrays[name], row.x)[0]).transpose(0, 1) for name in "qkv")
+    q, k, v = (torch.from_numpy(wide[name]) for name in "qkv")
     given, at = {"causal": row.causal} | options, (0, 0)
     out, lse = np.empty((total_q, h, dv)), np.empty((h, total_q))
     sinks = given.get("sinks")
@@ -46,7 +68,15 @@ def lengths_problem(row, q_lens, k_lens, h=2, hk=1, ctas=2, dims=None, **options
         found = exact_attention(q[queries], k[keys], v[keys], **given | of_sinks)
         out[queries], lse[:, queries] = (part.numpy() for part in found)
         at = at[0] + sq, at[1] + sk
-    tiles = tiles_of(q_lens, k_lens, bm)
+    tiles = tiles_of(q_lens, k_lens, bm, page > 0)
+    table = None
+    if page:
+        caches, table = paged([wide["k"], wide["v"]], k_lens, page, rng)
+        arrays |= {name: encode(cache, row.x).swapaxes(1, 2) for name, cache in zip("kv", caches, strict=True)}
+        arrays |= of_pages(row, page) | {"pages": len(caches[0]), "table": table.shape[1]}
+    else:
+        arrays |= {"unit": 0, "inverse": 0, "table": 0}
+    arrays |= {"block_table": table, "requests": len(q_lens)}
     count = sum(-(-sq // bm) for sq in q_lens)
     cap, left, right = given.get("softcap", 0.0), given.get("window_left", -1), given.get("window_right", -1)
     arrays |= {"lse": np.empty((1, h, total_q), np.float32), "sinks": sinks, "sinks_dtype": 0 if sinks is None else 3}
@@ -73,18 +103,10 @@ def decode_problem(row, lengths, queries, heads, page, parts, options, kv_heads=
     """Whole items go to out and lse, pieces of others to partial and partial_lse. Slots that no request owns hold NaN."""
     (bm, bn, d), dv = row.tile, row.head_dim_v
     d, dv = dims or (d, dv)
-    rng, n, rows, of_pages = np.random.default_rng(sum(lengths) + page), len(lengths), queries * heads, [-(-k // page) for k in lengths]
-    pages, places = sum(of_pages) + 1, rng.permutation(sum(of_pages) + 1)
+    rng, n, rows, at = np.random.default_rng(sum(lengths) + page), len(lengths), queries * heads, np.cumsum([0, *lengths])
     q = encode(rng.standard_normal((n, kv_heads, rows, d)), row.x)
-    k, v = (rng.standard_normal((pages, page, kv_heads, columns)) for columns in (d, dv))
-    table = np.full((n, max(*of_pages, 1)), 2**30, np.int32)
-    table[:, 1::2] = -1
-    for request, length in enumerate(lengths):
-        table[request, : of_pages[request]], places = np.split(places, [of_pages[request]])
-        for cache in (k, v):
-            cache[table[request, length // page : of_pages[request]], length % page :] = np.nan
-    k[places], v[places] = np.nan, np.nan
-    k, v = encode(k, row.x), encode(v, row.x)
+    k, v = (decode(encode(rng.standard_normal((at[-1], kv_heads, m)), row.x), row.x) for m in (d, dv))
+    caches, table = paged([k, v], lengths, page, rng)
     sinks = np.linspace(-2, 3, kv_heads * heads).astype(np.float32) if options.get("sinks") else None
     cap, left, scale = options.get("softcap", 0.0), options.get("window_left", -1), d**-0.5
     behind = left if left >= 0 else max(lengths)
@@ -100,14 +122,13 @@ def decode_problem(row, lengths, queries, heads, page, parts, options, kv_heads=
             count, length = blocks[request], lengths[request]
             span = begin if item == first else 0, end if item == last else count
             part = slice(*((starts[request] + at) * bn for at in span))
-            used = table[request, : of_pages[request]]
-            keys, values = (decode(c, row.x)[used, :, head].reshape(-1, c.shape[-1])[:length] for c in (k, v))
+            keys, values = (cache[at[request] : at[request] + length, head] for cache in (k, v))
             token = length - queries + np.arange(rows) // heads
             scores = decode(q, row.x)[request, head] @ keys.T * scale
             scores = np.tanh(scores / cap) * cap if cap else scores
-            at = np.arange(length)
-            seen = (at <= token[:, None]) if options.get("causal") else np.ones((rows, length), bool)
-            seen &= at >= token[:, None] - left if left >= 0 else True
+            key = np.arange(length)
+            seen = (key <= token[:, None]) if options.get("causal") else np.ones((rows, length), bool)
+            seen &= key >= token[:, None] - left if left >= 0 else True
             of_sinks = np.full(rows, -np.inf)
             if sinks is not None and span[0] == 0:
                 of_sinks = np.where(seen.any(-1), np.tile(sinks.reshape(kv_heads, heads)[head], queries), -np.inf)
@@ -120,14 +141,13 @@ def decode_problem(row, lengths, queries, heads, page, parts, options, kv_heads=
                 partial[place], partial_lse[place] = found[0], found[1] * LOG2E
     exact = dict(zip(("out", "lse", "partial", "partial_lse"), bounded(row, out, lse) + bounded(row, partial, partial_lse)))
     arrays = {name: encode(values[0], row.x if name == "out" else "float32") for name, values in exact.items()}
-    unit = math.gcd(page, bn)
     of_rows = None if sinks is None else np.stack([np.tile(s, queries) for s in sinks.reshape(kv_heads, heads)])
-    maps = {"k": k.swapaxes(1, 2), "v": v.swapaxes(1, 2)}
+    maps = {name: encode(cache, row.x).swapaxes(1, 2) for name, cache in zip("kv", caches, strict=True)}
     arrays |= {"q": q, "sinks": of_rows, "sinks_dtype": 0 if sinks is None else 3, "block_table": table} | maps
     arrays |= {"cache_seqlens": np.array(lengths, np.int32), "schedule": np.array(dealt, np.int32)}
-    arrays |= {"first_split": np.array(first_split[:-1], np.int32), "n": n, "kv_heads": kv_heads, "rows": rows, "pages": pages}
-    arrays |= {"page": page, "table": table.shape[1], "parts": parts, "items": n * kv_heads, "splits": splits, "dim_v": dv}
-    arrays |= {"unit": unit & -unit, "inverse": -(-(2**32) // page), "shared_by": heads}
+    arrays |= {"first_split": np.array(first_split[:-1], np.int32), "n": n, "kv_heads": kv_heads, "rows": rows, "pages": len(caches[0])}
+    arrays |= of_pages(row, page) | {"table": table.shape[1], "parts": parts, "items": n * kv_heads, "splits": splits, "dim_v": dv}
+    arrays |= {"shared_by": heads}
     arrays |= {"scale_log2": (cap or scale) * LOG2E, "cap_scale": scale / cap if cap else 0.0, "window_left": behind}
     arrays |= {"window_right": 0 if options.get("causal") else queries}
     return arrays, (-(-rows // bm), parts), exact

@@ -4,12 +4,14 @@ q [B, H, Sq, D], k [B, Hk, Sk, D], v [B, Hk, Sk, Dv], out [B, H, Sq, Dv], of any
 H / Hk query heads share a key head. Causal: query i sees the keys j <= i + Sk - Sq. A row that sees no key gives out 0 and
 lse -inf. Options: a window of keys from i + Sk - Sq - window_left to i + Sk - Sq + window_right; for each head a sink, one more
 score without a value, which counts in lse; softcap c, by which a scaled score s becomes c tanh(s / c).
-With lengths, B is 1, and queries and keys of several requests lie one behind the other: `tiles` says which are whose.
+With lengths, B is 1, and queries and keys of several requests lie one behind the other: `tiles` says which are whose. Paged:
+keys and values [pages, Hk, page, D] lie in the pages of a cache.
 """
 
 import math
 
 import tileops_dsl.language as T
+from tileops_dsl.kernels import attention as steps
 from tileops_dsl.kernels.flash_attention_config import AttentionConfig
 
 
@@ -21,17 +23,23 @@ def flash_attention(config: AttentionConfig):
     by_rows, row_vector = T.GemmWarpPolicy.FullRow, ((bm,), "float32")
     batches, heads, kv_heads, sq, sk = T.dynamic("batches, heads, kv_heads, sq, sk", "int32")
     dim_v, most_tiles = T.dynamic("dim_v, most_tiles", "int32")  # dim_v: of the tensor, not of its tile
+    pages, page, requests, table = T.dynamic("pages, page, requests, table", "int32")
+    of_keys = (pages, kv_heads, page) if config.paged else (batches, kv_heads, sk)
 
     @T.prim_func
     def flash_attention(
         q: T.Tensor((batches, heads, sq, d), config.x, vector=8),
-        k: T.Tensor((batches, kv_heads, sk, d), config.x, vector=8),
-        v: T.Tensor((batches, kv_heads, sk, dv), config.x, vector=8),
+        k: T.Tensor((*of_keys, d), config.x, vector=8),
+        v: T.Tensor((*of_keys, dv), config.x, vector=8),
         out: T.Tensor((batches, heads, sq, dim_v), config.x, vector=8),
         lse: T.Tensor((batches, heads, sq), "float32"),
         sinks: T.Tensor((heads, sq), "any"),  # the same for all rows: of stride 0
-        tiles: T.Tensor((most_tiles, 8), "int32"),  # with lengths: first query of all, and of its request; queries, first key, keys
+        # With lengths, of each tile: its first row of q, and of its request, whose queries, first key (paged: number) and keys.
+        tiles: T.Tensor((most_tiles, 8), "int32"),
         tile_count: T.Tensor((1,), "int32"),
+        block_table: T.Tensor((requests, table), "int32"),  # paged
+        unit: T.Scalar("int32"),  # rows of a page that are loaded together: a power of 2 up to bn
+        inverse: T.Scalar("int64"),  # 2^32 / page, rounded up
         scale_log2: T.Scalar("float32"),  # scale * log2(e), positive; with a softcap c, c * log2(e)
         cap_scale: T.Scalar("float32"),  # scale / c
         window_left: T.Scalar("int32"),  # at most sk
@@ -76,9 +84,12 @@ def flash_attention(config: AttentionConfig):
                 T.fill(sums, 0.0)
                 for i in T.Pipelined(blocks, num_stages=config.stages):
                     key = (of_step(i) if config.window else blocks - 1 - i) * bn
-                    place = first_key + key if config.lengths else key
-                    T.copy(k[batch, kv_head, place, 0], k_tile, eviction_policy="evict_last")
-                    T.copy(v[batch, kv_head, place, 0], v_tile, eviction_policy="evict_last")
+                    if config.paged:
+                        of_page, place = steps.in_page(block_table, first_key, key + T.box_row(unit), k_len, page, inverse)
+                    else:
+                        of_page, place = batch, first_key + key if config.lengths else key
+                    T.copy(k[of_page, kv_head, place, 0], k_tile, eviction_policy="evict_last")
+                    T.copy(v[of_page, kv_head, place, 0], v_tile, eviction_policy="evict_last")
                     T.gemm(q_tile, k_tile, s, transpose_B=True, policy=by_rows, clear_accum=True)
                     if config.softcap:
                         for r, c in T.Parallel(bm, bn):

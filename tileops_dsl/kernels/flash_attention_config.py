@@ -18,15 +18,16 @@ class AttentionConfig(Config):
     options: tuple[str, ...] = ()  # of OPTIONS: what the program has besides
     measured: tuple[MeasuredAttention, ...] = ()  # where the dispatcher may take it: csrc/attention_choice.cpp
 
-    OPTIONS = ("lengths", "window", "sinks", "softcap")  # a window has both ends of its mask, so it is causal where the call says so
+    OPTIONS = ("lengths", "paged", "window", "sinks", "softcap")  # a window has both ends of its mask, so it is causal where the call says so
     table, measurement = "Attention", MeasuredAttention
     facts = ("causal", *OPTIONS, "tile", "head_dim_v")
     lengths = property(lambda self: "lengths" in self.options)
+    paged = property(lambda self: "paged" in self.options)  # and lengths
     window = property(lambda self: "window" in self.options)
     sinks = property(lambda self: "sinks" in self.options)
     softcap = property(lambda self: "softcap" in self.options)
     dtypes = property(lambda self: (SHORT[self.x],))  # one for all
-    params = property(lambda self: f"{self.op}_{self.target}{'_lengths' * self.lengths}_params")
+    params = property(lambda self: f"{self.op}_{self.target}{'_paged' * self.paged or '_lengths' * self.lengths}_params")
     plain = property(lambda self: not self.causal and not self.options)
     step = property(lambda self: f"{self.tile[1]} keys")
     threads = property(lambda self: self.tile[0] // 64 * 128)  # that hold scores and output: four warps for each 64 queries
@@ -36,9 +37,10 @@ class AttentionConfig(Config):
         object.__setattr__(self, "head_dim_v", self.head_dim_v or self.tile[2])
         object.__setattr__(self, "options", tuple(self.options))
         known = tuple(name for name in self.OPTIONS if name in self.options)
-        if self.options != known or (self.causal and self.window):
+        if self.options != known or (self.causal and self.window) or (self.paged and not self.lengths):
             problem = f"configs/{self.op}.json has options {list(self.options)}{' and causal' * self.causal}"
-            raise TileError(problem, f"some of {', '.join(self.OPTIONS)}, in this order; a window without causal")
+            instead = f"some of {', '.join(self.OPTIONS)}, in this order; a window without causal, paged with lengths"
+            raise TileError(problem, instead)
 
     @property
     def name(self) -> str:
