@@ -12,11 +12,11 @@
 // A build without such kernels has no parameters of theirs.
 #if __has_include("mla_decode_sm_90a_params.h") && __has_include("mla_combine_params.h")
 #define TILEOPS_MLA
-#include "kernels/mla_schedule_params.h"
+#include "kernels/split_schedule_params.h"
 #include "mla_combine_params.h"
 #include "mla_decode_sm_90a_params.h"
 
-extern "C" void mla_schedule(tileops::mla_schedule_params);
+extern "C" void split_schedule(tileops::split_schedule_params);
 #endif
 
 namespace tileops {
@@ -101,18 +101,21 @@ Workspace allocate(const MlaVariant& v, const Device& device, const MlaCall& cal
 }
 
 void launch_schedule(const MlaVariant& v, const MlaCall& call, const Workspace& w, cudaStream_t stream) {
-  mla_schedule_params p = {};
+  split_schedule_params p = {};
   p.cache_seqlens = call.cache_seqlens;
   p.schedule = static_cast<int32_t*>(mutable_data(w.schedule.get()));
   p.first_split = static_cast<int32_t*>(mutable_data(w.first_split.get()));
   p.split_requests = static_cast<int32_t*>(mutable_data(w.split_requests.get()));
-  p.requests = static_cast<int32_t>(call.batches);
+  p.items = static_cast<int32_t>(call.batches);
   p.parts = static_cast<int32_t>(w.parts);
-  p.page = v.page;
+  p.heads = 1;
+  p.block = v.page;
+  p.seen = INT32_MAX;
+  p.overhead = 5;
   p.most_pieces = static_cast<int32_t>(std::min<int64_t>(call.num_splits, INT32_MAX));
-  const auto kernel = reinterpret_cast<const void*>(mla_schedule);
-  const int shared_bytes = mla_schedule_shared_bytes(p.parts);
-  launch_kernel({kOp, "mla_schedule", kernel, dim3(1, 1, 1), mla_schedule_threads, shared_bytes, 0}, &p, stream);
+  const auto kernel = reinterpret_cast<const void*>(split_schedule);
+  const int shared_bytes = split_schedule_shared_bytes(p.parts);
+  launch_kernel({kOp, "split_schedule", kernel, dim3(1, 1, 1), split_schedule_threads, shared_bytes, 0}, &p, stream);
 }
 
 tensor_map map_rows(const MlaVariant& v, int map, const void* data, int64_t columns, int64_t rows, int64_t count,

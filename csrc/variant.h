@@ -100,7 +100,7 @@ extern const int attention_variant_count;
 extern const AttentionMeasurement attention_measurements[];
 extern const int attention_measurement_count;
 
-// A kernel of mla_decode, for parts of all requests that csrc/kernels/mla_schedule.cu deals out; grid = (ceil(rows / bm), parts).
+// A kernel of mla_decode, for parts of all requests that csrc/kernels/split_schedule.cu deals out; grid = (ceil(rows / bm), parts).
 struct MlaVariant {
   const char* op;
   const char* name;

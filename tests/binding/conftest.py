@@ -22,9 +22,9 @@ CSRC = ROOT / "csrc"
 # Of the operators here, so that the package itself can live in the same process.
 NAMESPACE = "tileops_binding_test"
 NO_KERNELS = """
-#include "kernels/mla_schedule_params.h"
+#include "kernels/split_schedule_params.h"
 #include "variant.h"
-extern "C" void mla_schedule(tileops::mla_schedule_params) {}
+extern "C" void split_schedule(tileops::split_schedule_params) {}
 namespace tileops {
 extern const RowVariant row_variants[] = {RowVariant()};
 extern const int row_variant_count = 0;

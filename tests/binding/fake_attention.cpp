@@ -9,10 +9,10 @@
 
 #include "fake_cuda.h"
 #include "flash_attention_sm_90a_params.h"
-#include "kernels/mla_schedule_params.h"
+#include "kernels/split_schedule_params.h"
 #include "variant.h"
 
-extern "C" void mla_schedule(tileops::mla_schedule_params) {}
+extern "C" void split_schedule(tileops::split_schedule_params) {}
 
 namespace tileops {
 

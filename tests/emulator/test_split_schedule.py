@@ -13,14 +13,14 @@ from tileops_dsl.kernels import MODULES, configs_of
 ROOT = Path(__file__).parents[2]
 
 
-def dealt(lengths, parts, page=64, most=0):
-    """What the kernel writes: its parts, where the pieces of requests lie, and which are split."""
+def dealt(lengths, parts, most=0, heads=1, seen=2**31 - 1):
+    """What the kernel writes: its parts, where the pieces of items lie, and which are split."""
     split_requests = np.full(parts, -9, np.int32)
-    schedule, first_split = np.full((parts, 8), -9, np.int32), np.full(len(lengths) + 1, -9, np.int32)
-    numbers = map(I32, (len(lengths), parts, page, most))
+    schedule, first_split = np.full((parts, 8), -9, np.int32), np.full(len(lengths) * heads + 1, -9, np.int32)
+    numbers = map(I32, (len(lengths) * heads, parts, heads, 64, seen, mla_decode.OVERHEAD, most))
     values = [In(np.array(lengths, np.int32)), Out(schedule), Out(first_split), Out(split_requests), *numbers]
-    source, shared_bytes = ROOT / "csrc" / "kernels" / "mla_schedule.cu", 1024 + 32 + (parts + 1) * 16
-    emulate.launch_kernel(source, "mla_schedule", values, 1, 256, shared_bytes)
+    source, shared_bytes = ROOT / "csrc" / "kernels" / "split_schedule.cu", 1024 + 32 + (parts + 1) * 16
+    emulate.launch_kernel(source, "split_schedule", values, 1, 256, shared_bytes)
     found = np.flatnonzero(np.diff(first_split))
     assert split_requests.tolist() == [*found, *[-1] * (parts - len(found))]
     return schedule, first_split
@@ -81,6 +81,15 @@ def test_bounded_pieces(name, most):
     schedule, first_split = dealt(lengths, parts, most=most)
     _, pieces = work(lengths, parts, schedule.tolist(), first_split)
     assert max(pieces) <= most
+
+
+def test_heads_and_windows():
+    """Each head of a request is an item; of its blocks count those from the one on in which the first seen key lies."""
+    lengths, seen = [1000, 90, 0, 3000], 200
+    blocks = [max(-(-n // 64) - max(n - seen, 0) // 64, 1) for n in lengths for _ in range(3)]
+    found = dealt(lengths, 7, heads=3, seen=seen)
+    wanted = dealt([64 * count for count in blocks], 7)
+    assert all((a == b).all() for a, b in zip(found, wanted, strict=True))
 
 
 def test_the_configs_are_those_of_the_program():
