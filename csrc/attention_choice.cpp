@@ -1,5 +1,7 @@
 #include "attention_choice.h"
 
+#include <algorithm>
+
 #include "attention_check.h"
 #include "gemm_problem.h"
 #include "knobs.h"
@@ -10,6 +12,7 @@ namespace tileops {
 namespace {
 
 constexpr int64_t kVector = 8;  // elements of 16 bytes
+constexpr int64_t kBoxes = 128;  // of rows that a step's keys may be loaded in: one for each thread of a group
 
 bool counts_in_32_bits(const AttentionVariant& v, const AttentionCall& c) {
   for (const int64_t extent : {c.batches(), c.heads(), c.kv_heads(), c.sq(), c.sk()}) {
@@ -88,7 +91,9 @@ std::string copies_text(const AttentionCall& call) {
 }  // namespace
 
 AttentionTensor tensor_for_tma(DType type, const void* data, const int64_t* extents, const int64_t* strides, bool is_written) {
-  AttentionTensor tensor = {data, extents, {strides[0], strides[1], strides[2], strides[3]}, extents[3], false};
+  AttentionTensor tensor = {data, {}, {}, extents[3], false};
+  std::copy(extents, extents + 4, tensor.extents);
+  std::copy(strides, strides + 4, tensor.strides);
   const Access access = access_along(reinterpret_cast<uintptr_t>(data), item_size(type), 4, extents, strides, 3);
   const bool ends_within = is_written && extents[3] % kVector != 0;  // a store writes whole 16 bytes (include/tileops/tma.h)
   if (access == Access::tma && !ends_within) return tensor;
@@ -104,6 +109,7 @@ AttentionTensor tensor_for_tma(DType type, const void* data, const int64_t* exte
 
 const char* why_other_kind(const AttentionVariant& v, const AttentionCall& call) {
   if (v.x != call.type) return "it is for another dtype";
+  if (v.lengths != call.lengths || v.paged != call.paged) return "it is for keys that lie otherwise";
   if (v.head_dim < call.head_dim() || v.head_dim_v < call.head_dim_v()) return "it is for smaller head dims";
   if (v.causal && !call.causal) return "it is for causal attention";
   if (call.causal && !v.causal && !v.window) return "it has no causal mask";
@@ -111,13 +117,24 @@ const char* why_other_kind(const AttentionVariant& v, const AttentionCall& call)
   if (call.has_sinks() && !v.sinks) return "it has no sinks";
   if (v.softcap != call.has_softcap) return v.softcap ? "it is for a softcap" : "it has no softcap";
   const bool plain = !call.has_window() && !call.has_sinks() && !call.has_softcap;
-  if (plain && (v.window || v.sinks)) return "it is for a window or sinks";
+  if (plain && (v.window || v.sinks) && !v.lengths) return "it is for a window or sinks";
   return nullptr;
 }
 
 const char* why_not(const AttentionVariant& v, const AttentionCall& call) {
   if (const char* reason = why_other_kind(v, call)) return reason;
+  if (v.lengths && call.has_copies()) return "rows of q, keys, values and out are not aligned to 16 bytes";
+  if (v.paged && (call.sk() & -call.sk()) * kBoxes < v.bn) return "a page is not a multiple of 2";
   return counts_in_32_bits(v, call) ? nullptr : "it counts queries, keys, heads and tiles in 32 bits";
+}
+
+AttentionChoice choose_lengths(const char* op, const Device& device, const AttentionCall& call) {
+  Fitting<AttentionVariant> found = fitting(attention_variants, attention_variant_count, device, call);
+  const std::string what = describe(call) + (call.paged ? ", page " + std::to_string(call.sk()) : "");
+  if (!found.first) return {nullptr, none_fits(op, what, device, found.last_reason)};
+  keep_narrowest(&found);
+  const std::string& force = knobs().force;
+  return {found.first, force.empty() ? "it serves " + what : "TILEOPS_FORCE=" + force + " is set"};
 }
 
 AttentionChoice choose_attention(const Device& device, const AttentionCall& call) {

@@ -11,8 +11,7 @@ namespace tileops {
 // A tensor [batch, tokens, heads, columns]. data NULL: it is yet to be allocated, and will be aligned.
 struct AttentionTensor {
   const void* data;
-  const int64_t* extents;
-  int64_t strides[4];
+  int64_t extents[4], strides[4];
   int64_t columns;  // that a kernel may touch: those of its extent; of a copy of the result whole 16 bytes, as they are stored
   bool copied;  // TMA cannot address what the caller has, so a copy takes its place: data NULL, rows of whole 16 bytes
 };
@@ -22,9 +21,10 @@ AttentionTensor tensor_for_tma(DType type, const void* data, const int64_t* exte
 
 struct AttentionCall {
   DType type;
+  bool lengths, paged;  // requests of different lengths, one behind the other; keys [pages, page, heads, columns]
   AttentionTensor q, k, v, out;  // extents of k are those of v but for its columns, those of q
   void* lse;
-  const int64_t* lse_strides;  // of (batch, head, row)
+  int64_t lse_strides[3];  // of (batch, head, row)
   bool causal;
   int64_t window_left, window_right;  // at most sk and sq; causal: nothing to the right
   int64_t window;  // how many keys a query sees at most; 0: the window hides none that the mask does not
@@ -59,6 +59,9 @@ const char* why_other_kind(const AttentionVariant& variant, const AttentionCall&
 
 // NULL if the kernel can serve the call, else what it asks for that the call lacks.
 const char* why_not(const AttentionVariant& variant, const AttentionCall& call);
+
+// The kernel for requests of different lengths: eager PyTorch, which pads them, never wins.
+AttentionChoice choose_lengths(const char* op, const Device& device, const AttentionCall& call);
 
 // The kernel that TILEOPS_FORCE names, or one that was measured to be faster than eager PyTorch near this problem: among those
 // with the fewest columns that can serve the call.

@@ -74,6 +74,7 @@ const void* any_kernel(Target target) {
   if (const void* kernel = first_kernel(row_variants, row_variant_count, target)) return kernel;
   if (const void* kernel = first_kernel(product_variants, product_variant_count, target)) return kernel;
   if (const void* kernel = first_kernel(attention_variants, attention_variant_count, target)) return kernel;
+  if (const void* kernel = first_kernel(decode_variants, decode_variant_count, target)) return kernel;
   return first_kernel(mla_variants, mla_variant_count, target);
 }
 
@@ -182,6 +183,7 @@ Device& device_at(int32_t index) {
   fresh->loaded.reset(new std::atomic<bool>[row_variant_count]());
   fresh->resident_products.reset(new std::atomic<int>[product_variant_count]());
   fresh->resident_attentions.reset(new std::atomic<int>[attention_variant_count]());
+  fresh->resident_decodes.reset(new std::atomic<int>[decode_variant_count]());
   fresh->resident_mlas.reset(new std::atomic<int>[mla_variant_count]());
   devices[index].store(fresh.get(), std::memory_order_release);
   return *fresh.release();
@@ -203,6 +205,10 @@ int resident_ctas(Device& device, const ProductVariant& variant) {
 
 int resident_ctas(Device& device, const AttentionVariant& variant) {
   return known_or_asked(device.resident_attentions[&variant - attention_variants], device, variant, 1);
+}
+
+int resident_ctas(Device& device, const DecodeVariant& variant) {
+  return known_or_asked(device.resident_decodes[&variant - decode_variants], device, variant, 1);
 }
 
 int resident_ctas(Device& device, const MlaVariant& variant) {
@@ -250,7 +256,8 @@ DeviceScope::~DeviceScope() {
 }
 
 std::string status_json() {
-  const int variants = row_variant_count + product_variant_count + attention_variant_count + mla_variant_count;
+  const int variants = row_variant_count + product_variant_count + attention_variant_count + decode_variant_count +
+                       mla_variant_count;
   std::string text = "{\"targets\": " + targets_json() + ", \"variants\": " + std::to_string(variants) +
                      ", \"driver\": " + std::to_string(driver_version()) + ", \"driver_message\": " + quoted(driver_message()) +
                      ", \"devices\": {";

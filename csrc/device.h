@@ -22,8 +22,8 @@ struct Device {
   std::string reason;  // why it runs nothing, or why not the target that is preferred on it
   std::atomic<bool> warned{false};
   std::unique_ptr<std::atomic<bool>[]> loaded;  // per row of row_variants
-  // Per row of product_variants, attention_variants and mla_variants, see resident_ctas; 0: not loaded.
-  std::unique_ptr<std::atomic<int>[]> resident_products, resident_attentions, resident_mlas;
+  // Per row of the tables of persistent kernels, see resident_ctas; 0: not loaded.
+  std::unique_ptr<std::atomic<int>[]> resident_products, resident_attentions, resident_decodes, resident_mlas;
 
   bool runs(Target target) const;
 };
@@ -36,6 +36,7 @@ void load_kernel(Device& device, const RowVariant& variant);  // before its firs
 // The same for a persistent kernel; returns how many of its CTAs the device runs at a time, in whole clusters.
 int resident_ctas(Device& device, const ProductVariant& variant);
 int resident_ctas(Device& device, const AttentionVariant& variant);
+int resident_ctas(Device& device, const DecodeVariant& variant);
 int resident_ctas(Device& device, const MlaVariant& variant);
 
 // Starts a kernel of the operator `op`. Without a cluster (0) its CTAs start as fast as they fit.

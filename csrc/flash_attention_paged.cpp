@@ -1,7 +1,13 @@
 // flash_attention_paged(Tensor q, Tensor k_cache, Tensor v_cache, Tensor block_table, Tensor cache_seqlens, *,
 //     Tensor? cu_seqlens_q=None, int max_seqlen_q=0, ...options of flash_attention up to sinks..., int num_splits=0,
 //     ...descales...[, Tensor(a!) out, Tensor(b!) lse])
+#include <algorithm>
+
 #include "attention_check.h"
+#include "attention_decode.h"
+#include "attention_lengths.h"
+#include "attention_options.h"
+#include "index_tensor.h"
 #include "ops.h"
 
 namespace tileops {
@@ -9,6 +15,8 @@ namespace tileops {
 namespace {
 
 constexpr const char* kOp = "flash_attention_paged";
+constexpr int kQ = 0, kK = 1, kV = 2, kTable = 3, kLengths = 4;  // of the inputs
+constexpr int64_t kFewRows = 64;  // queries and heads of a group: from there on no key is worth splitting
 constexpr int kOffsets = 5, kMaxQ = 6, kOptions = 7, kSinks = 12, kSplits = 13, kDescales = 14;
 
 // In the order and the words of tileops/ops/flash_attention_paged.py.
@@ -27,7 +35,7 @@ struct FlashAttentionPaged final : PairOp {
     const TensorView& v = operand("v_cache", args.tensor(2));
     const TensorView& table = operand("block_table", args.tensor(3));
     const TensorView& lengths = operand("cache_seqlens", args.tensor(4));
-    const TensorView* offsets = optional("cu_seqlens_q", args.optional_tensor(kOffsets));
+    const TensorView* offsets = offsets_ = optional("cu_seqlens_q", args.optional_tensor(kOffsets));
     const TensorView* sinks = optional("sinks", args.optional_tensor(kSinks));
     refuse_scales(kOp, args, kDescales);
     type = check_dtype(kOp, "q", q.dtype);
@@ -44,14 +52,116 @@ struct FlashAttentionPaged final : PairOp {
     if (!offsets) lse_sizes().push_back(q.sizes[0]);
     lse_sizes().push_back(q.sizes[q.ndim - 2]);
     lse_sizes().push_back(q.sizes[q.ndim - 3]);
-    what = head_dims_text(q.sizes[q.ndim - 1], v.sizes[3]) + ", page " + std::to_string(k.sizes[1]);
+    const int64_t longest = args.value<int64_t>(kMaxQ);
+    most_queries_ = offsets ? longest : q.sizes[1];
+    num_splits_ = args.value<int64_t>(kSplits);
+    options_ = read_options(args, kOptions, sinks, most_queries_, table.sizes[1] * k.sizes[1], q.sizes[q.ndim - 1]);
   }
 
-  std::string why_no_kernel() const override { return no_attention_kernel(kOp, type, what); }
+  ChosenKernel choose_kernel(const Device& device, const std::vector<Place>& places) const override {
+    ChosenKernel chosen;
+    chosen.reason = why_eager(kOp, type, options_);
+    if (chosen.reason.empty() && input(kTable).sizes[1] == 0) chosen.reason = "block_table lists no page";
+    if (!chosen.reason.empty()) return chosen;
+    const DecodeCall call = call_for(places);
+    if (has_few_rows(call)) {
+      DecodeChoice few = choose_decode(kOp, device, call);
+      chosen.decode = few.variant;
+      chosen.name = few.variant ? few.variant->name : nullptr;
+      chosen.reason = few.reason;
+      if (chosen.name) return chosen;
+    }
+    if (!is_packed(call.attention.q) || !is_packed(call.attention.out)) {
+      chosen.reason = "sequences of q or out do not lie one behind the other";
+      return chosen;
+    }
+    AttentionChoice choice = choose_lengths(kOp, device, packed(call.attention));
+    chosen.attention = choice.variant;
+    chosen.name = choice.variant ? choice.variant->name : nullptr;
+    chosen.reason = choice.reason;
+    return chosen;
+  }
 
-  std::string what;
+  void launch(Device& device, const ChosenKernel& kernel, const std::vector<Place>& places,
+              cudaStream_t stream) const override {
+    const NoGrad no_grad;
+    DecodeCall call = call_for(places);
+    const IndexTensor offsets = offsets_ ? IndexTensor(*offsets_) : IndexTensor();
+    const IndexTensor table(input(kTable)), used(input(kLengths));
+    call.block_table = table.data;
+    call.block_table_stride = table.stride;
+    call.cache_seqlens = used.data;
+    if (kernel.decode) return launch_decode(device, *kernel.decode, call, input(kQ), options_.sinks, places, stream);
+    Lengths lengths = {};
+    lengths.requests = input(kTable).sizes[0];
+    lengths.queries = most_queries_;
+    lengths.most_queries = most_queries_;
+    lengths.cu_seqlens_q = offsets.data;
+    lengths.seqlens_k = used.data;
+    lengths.block_table = table.data;
+    lengths.block_table_stride = table.stride;
+    lengths.table_width = call.table_width;
+    lengths.lse_stride = offsets_ ? 0 : call.attention.lse_strides[0];
+    launch_lengths(device, *kernel.attention, packed(call.attention), lengths, input(kQ), stream);
+  }
 
  private:
+  const TensorView& input(int number) const { return *inputs[number].tensor; }
+
+  // With offsets, and as many rows as requests of one query at most, each has one.
+  bool has_one_query() const { return offsets_ && most_queries_ == 1 && input(kQ).sizes[0] == input(kTable).sizes[0]; }
+
+  bool has_few_rows(const DecodeCall& call) const {
+    return (!offsets_ || has_one_query()) && call.rows() > 0 && call.rows() <= kFewRows;
+  }
+
+  // q and out [requests, queries, heads, columns], or with offsets all rows as those of one request.
+  DecodeCall call_for(const std::vector<Place>& places) const {
+    const auto rows = [&](const void* data, const int64_t* sizes, const int64_t* strides, bool is_written) {
+      if (!offsets_) return tensor_for_tma(type, data, sizes, strides, is_written);
+      const bool one = has_one_query();
+      const int64_t extents[] = {one ? sizes[0] : 1, one ? 1 : sizes[0], sizes[1], sizes[2]};
+      const int64_t all[] = {strides[0], strides[0], strides[1], strides[2]};
+      return tensor_for_tma(type, data, extents, all, is_written);
+    };
+    const auto cache = [&](const TensorView& t) { return tensor_for_tma(type, const_data(t.handle), t.sizes, t.strides, false); };
+    const TensorView& q = input(kQ);
+    DecodeCall call = {};
+    AttentionCall& a = call.attention;
+    a.type = type;
+    a.lengths = a.paged = true;
+    a.q = rows(const_data(q.handle), q.sizes, q.strides, false);
+    a.k = cache(input(kK));
+    a.v = cache(input(kV));
+    a.out = rows(places[0].data, results[0].sizes.data(), places[0].strides, true);
+    a.lse = places[1].data;
+    const int64_t* lse = places[1].strides;
+    const int64_t of_rows[] = {offsets_ ? lse[1] : lse[0], offsets_ ? lse[0] : lse[1], offsets_ ? lse[1] : lse[2]};
+    std::copy(of_rows, of_rows + 3, a.lse_strides);
+    set_options(options_, &a);
+    call.table_width = input(kTable).sizes[1];
+    call.num_splits = num_splits_;
+    return call;
+  }
+
+  static bool is_packed(const AttentionTensor& t) {
+    return t.extents[0] == 1 || t.extents[1] == 1 || t.strides[0] == t.extents[1] * t.strides[1];
+  }
+
+  // The rows of all requests as those of one.
+  AttentionCall packed(AttentionCall call) const {
+    for (AttentionTensor* t : {&call.q, &call.out}) {
+      if (t->extents[1] == 1) t->strides[1] = t->strides[0];
+      t->extents[1] *= t->extents[0];
+      t->extents[0] = 1;
+    }
+    return call;
+  }
+
+  const TensorView* offsets_;  // NULL: none
+  int64_t most_queries_, num_splits_;
+  AttentionOptions options_;
+
   static void check_longest(int64_t longest, const TensorView* offsets, const TensorView& q) {
     check_count(kOp, "max_seqlen_q", longest);
     if (!offsets && longest != 0 && longest != q.sizes[1]) {

@@ -1,6 +1,9 @@
 // flash_attention_varlen(Tensor q, Tensor k, Tensor v, Tensor cu_seqlens_q, Tensor cu_seqlens_k, int max_seqlen_q,
 //     int max_seqlen_k, *, Tensor? seqused_k=None, ...options of flash_attention...[, Tensor(a!) out, Tensor(b!) lse])
 #include "attention_check.h"
+#include "attention_lengths.h"
+#include "attention_options.h"
+#include "index_tensor.h"
 #include "ops.h"
 
 namespace tileops {
@@ -8,6 +11,7 @@ namespace tileops {
 namespace {
 
 constexpr const char* kOp = "flash_attention_varlen";
+constexpr int kQ = 0, kK = 1, kV = 2, kOffsetsQ = 3, kOffsetsK = 4;  // of the inputs
 constexpr int kMaxQ = 5, kMaxK = 6, kUsed = 7, kOptions = 8, kSinks = 13, kDescales = 14;
 
 // In the order and the words of tileops/ops/flash_attention_varlen.py.
@@ -25,7 +29,7 @@ struct FlashAttentionVarlen final : PairOp {
     const TensorView& v = operand("v", args.tensor(2));
     const TensorView& offsets_q = operand("cu_seqlens_q", args.tensor(3));
     const TensorView& offsets_k = operand("cu_seqlens_k", args.tensor(4));
-    const TensorView* used = optional("seqused_k", args.optional_tensor(kUsed));
+    const TensorView* used = used_ = optional("seqused_k", args.optional_tensor(kUsed));
     const TensorView* sinks = optional("sinks", args.optional_tensor(kSinks));
     refuse_scales(kOp, args, kDescales);
     type = check_dtype(kOp, "q", q.dtype);
@@ -39,12 +43,62 @@ struct FlashAttentionVarlen final : PairOp {
     check_options(kOp, q, args, kOptions, sinks);
     out_sizes() = {q.sizes[0], q.sizes[1], v.sizes[2]};
     lse_sizes() = {q.sizes[1], q.sizes[0]};
-    head_dims = head_dims_text(q.sizes[2], v.sizes[2]);
+    most_queries_ = args.value<int64_t>(kMaxQ);
+    options_ = read_options(args, kOptions, sinks, most_queries_, args.value<int64_t>(kMaxK), q.sizes[2]);
   }
 
-  std::string why_no_kernel() const override { return no_attention_kernel(kOp, type, head_dims); }
+  ChosenKernel choose_kernel(const Device& device, const std::vector<Place>& places) const override {
+    ChosenKernel chosen;
+    chosen.reason = why_eager(kOp, type, options_);
+    if (!chosen.reason.empty()) return chosen;
+    AttentionChoice choice = choose_lengths(kOp, device, call_for(places));
+    chosen.name = choice.variant ? choice.variant->name : nullptr;
+    chosen.attention = choice.variant;
+    chosen.reason = choice.reason;
+    return chosen;
+  }
 
-  std::string head_dims;
+  void launch(Device& device, const ChosenKernel& kernel, const std::vector<Place>& places,
+              cudaStream_t stream) const override {
+    const NoGrad no_grad;
+    const AttentionCall call = call_for(places);
+    const IndexTensor q(input(kOffsetsQ)), k(input(kOffsetsK)), used = used_ ? IndexTensor(*used_) : IndexTensor();
+    Lengths lengths = {};
+    lengths.requests = input(kOffsetsQ).sizes[0] - 1;
+    lengths.most_queries = most_queries_;
+    lengths.cu_seqlens_q = q.data;
+    lengths.cu_seqlens_k = k.data;
+    lengths.seqlens_k = used.data;
+    launch_lengths(device, *kernel.attention, call, lengths, input(kQ), stream);
+  }
+
+ private:
+  const TensorView& input(int number) const { return *inputs[number].tensor; }
+
+  // All requests as one, of which the kernel is told whose the rows are.
+  AttentionCall call_for(const std::vector<Place>& places) const {
+    const auto tensor = [&](const void* data, const int64_t* sizes, const int64_t* strides, bool is_written) {
+      const int64_t extents[] = {1, sizes[0], sizes[1], sizes[2]}, all[] = {0, strides[0], strides[1], strides[2]};
+      return tensor_for_tma(type, data, extents, all, is_written);
+    };
+    const auto read = [&](const TensorView& t) { return tensor(const_data(t.handle), t.sizes, t.strides, false); };
+    AttentionCall call = {};
+    call.type = type;
+    call.lengths = true;
+    call.q = read(input(kQ));
+    call.k = read(input(kK));
+    call.v = read(input(kV));
+    call.out = tensor(places[0].data, results[0].sizes.data(), places[0].strides, true);
+    call.lse = places[1].data;
+    call.lse_strides[1] = places[1].strides[0];
+    call.lse_strides[2] = places[1].strides[1];
+    set_options(options_, &call);
+    return call;
+  }
+
+  const TensorView* used_;  // NULL: none
+  int64_t most_queries_;
+  AttentionOptions options_;
 };
 
 }  // namespace

@@ -2,34 +2,24 @@
 
 #include <algorithm>
 
-#include "allocate.h"
 #include "attention_check.h"
 #include "gemm_problem.h"
 #include "measured_choice.h"
-#include "row_op.h"
+#include "split.h"
 #include "tma.h"
 
 // A build without such kernels has no parameters of theirs.
-#if __has_include("mla_decode_sm_90a_params.h") && __has_include("mla_combine_params.h")
+#if __has_include("mla_decode_sm_90a_params.h")
 #define TILEOPS_MLA
-#include "kernels/split_schedule_params.h"
-#include "mla_combine_params.h"
 #include "mla_decode_sm_90a_params.h"
-
-extern "C" void split_schedule(tileops::split_schedule_params);
 #endif
 
 namespace tileops {
 
 namespace {
 
-constexpr const char *kOp = "mla_decode", *kCombine = "mla_combine";
-
-const RowVariant* combine_for(Target target, DType type) {
-  static const RowTable table(kCombine);
-  const auto& rows = table.rows(target, DType::f32, type);
-  return rows.empty() ? nullptr : rows[0];
-}
+constexpr const char* kOp = "mla_decode";
+constexpr int64_t kOverhead = 5;  // of a piece, in pages: what split_schedule counts with
 
 std::string describe(const MlaCall& call) {
   return std::string(dtype_name(call.type)) + " " + head_dims_text(call.head_dim, call.head_dim_v) + ", page " +
@@ -51,7 +41,7 @@ const char* why_other_kind(const MlaVariant& v, const MlaCall& call) {
 
 const char* why_not(const MlaVariant& v, const MlaCall& call) {
   if (const char* reason = why_other_kind(v, call)) return reason;
-  if (!combine_for(v.target, v.x)) return "this build has no mla_combine kernel for it";
+  if (!combine_for(v.target, v.x, v.head_dim_v)) return "this build has no mla_combine kernel for it";
   if (call.table_width == 0) return "block_table lists no page";
   const int64_t cache[] = {call.pages, call.page, call.head_dim};
   const auto address = reinterpret_cast<uintptr_t>(call.cache);
@@ -80,69 +70,31 @@ MlaChoice choose_mla(const Device& device, const MlaCall& call) {
 
 namespace {
 
-// What is computed on the device for a call, and lives until its kernels have been launched.
-struct Workspace {
-  Owned schedule, first_split, split_requests, partial, partial_lse;
-  int64_t parts, splits;
-};
-
-// A part cuts at most one request, so that fewer requests than parts are split, into fewer than 2 * parts pieces.
-Workspace allocate(const MlaVariant& v, const Device& device, const MlaCall& call, const TensorView& like) {
-  Workspace w;
-  const char* doing = "allocating the workspace of mla_decode";
-  w.parts = std::max<int64_t>(device.multiprocessors / ceil_div(call.rows(), v.bm), 1);
-  w.splits = std::min(2 * w.parts, w.parts + call.batches);
-  w.schedule = empty_int32({w.parts, 8}, like, doing);
-  w.first_split = empty_int32({call.batches + 1}, like, doing);
-  w.split_requests = empty_int32({w.parts}, like, doing);
-  w.partial = empty_contiguous({w.splits, call.rows(), call.head_dim_v}, DType::f32, like, doing);
-  w.partial_lse = empty_contiguous({w.splits, call.rows()}, DType::f32, like, doing);
-  return w;
-}
-
-void launch_schedule(const MlaVariant& v, const MlaCall& call, const Workspace& w, cudaStream_t stream) {
-  split_schedule_params p = {};
-  p.cache_seqlens = call.cache_seqlens;
-  p.schedule = static_cast<int32_t*>(mutable_data(w.schedule.get()));
-  p.first_split = static_cast<int32_t*>(mutable_data(w.first_split.get()));
-  p.split_requests = static_cast<int32_t*>(mutable_data(w.split_requests.get()));
-  p.items = static_cast<int32_t>(call.batches);
-  p.parts = static_cast<int32_t>(w.parts);
-  p.heads = 1;
-  p.block = v.page;
-  p.seen = INT32_MAX;
-  p.overhead = 5;
-  p.most_pieces = static_cast<int32_t>(std::min<int64_t>(call.num_splits, INT32_MAX));
-  const auto kernel = reinterpret_cast<const void*>(split_schedule);
-  const int shared_bytes = split_schedule_shared_bytes(p.parts);
-  launch_kernel({kOp, "split_schedule", kernel, dim3(1, 1, 1), split_schedule_threads, shared_bytes, 0}, &p, stream);
-}
-
 tensor_map map_rows(const MlaVariant& v, int map, const void* data, int64_t columns, int64_t rows, int64_t count,
                     const int64_t* strides) {
   const auto bytes = [&](int64_t extent, int64_t stride) { return extent > 1 ? stride * item_size(v.x) : 0; };
   return map_of({data, 3, {columns, rows, count}, {bytes(rows, strides[1]), bytes(count, strides[0])}, v.x, v.maps[map]});
 }
 
-void launch_decode(const MlaVariant& v, const MlaCall& call, const Workspace& w, cudaStream_t stream) {
+void launch_decode(const MlaVariant& v, const MlaCall& call, const SplitProblem& problem, const Split& split, cudaStream_t stream) {
   mla_decode_sm_90a_params p = {};
   const int64_t out_strides[] = {call.out_strides[0], call.heads > 1 ? call.out_strides[2] : call.out_strides[1]};
   p.q = map_rows(v, 0, call.q, v.head_dim, call.rows(), call.batches, call.q_strides);
   p.kv_cache = map_rows(v, 1, call.cache, v.head_dim, v.page, call.pages, call.cache_strides);
   p.out = map_rows(v, 2, call.out, v.head_dim_v, call.rows(), call.batches, out_strides);
   p.lse = call.lse;
-  p.partial = mutable_data(w.partial.get());
-  p.partial_lse = mutable_data(w.partial_lse.get());
+  p.partial = mutable_data(split.partial.get());
+  p.partial_lse = mutable_data(split.partial_lse.get());
   p.block_table = call.block_table;
   p.cache_seqlens = call.cache_seqlens;
-  p.schedule = mutable_data(w.schedule.get());
-  p.first_split = mutable_data(w.first_split.get());
+  p.schedule = mutable_data(split.schedule.get());
+  p.first_split = mutable_data(split.first_split.get());
   p.n = static_cast<int32_t>(call.batches);
   p.rows = static_cast<int32_t>(call.rows());
   p.pages = static_cast<int32_t>(call.pages);
   p.table = static_cast<int32_t>(call.table_width);
-  p.parts = static_cast<int32_t>(w.parts);
-  p.splits = static_cast<int32_t>(w.splits);
+  p.parts = static_cast<int32_t>(problem.parts);
+  p.splits = static_cast<int32_t>(split.splits);
   p.heads = static_cast<int32_t>(call.heads);
   p.sq = static_cast<int32_t>(call.sq);
   std::copy(call.lse_strides, call.lse_strides + 3, p.lse_stride);
@@ -154,50 +106,22 @@ void launch_decode(const MlaVariant& v, const MlaCall& call, const Workspace& w,
   p.schedule_stride[0] = 8;
   p.causal = call.causal;
   p.scale_log2 = call.scale_log2;
-  const dim3 grid(static_cast<unsigned>(ceil_div(call.rows(), v.bm)), static_cast<unsigned>(w.parts), 1);
+  const dim3 grid(static_cast<unsigned>(ceil_div(call.rows(), v.bm)), static_cast<unsigned>(problem.parts), 1);
   launch_kernel({kOp, v.name, v.kernel, grid, v.threads, v.shared_bytes, 0}, &p, stream);
-}
-
-// Rows [request, query, head].
-void launch_combine(const RowVariant& v, const MlaCall& call, const Workspace& w, cudaStream_t stream) {
-  mla_combine_params p = {};
-  p.partial = mutable_data(w.partial.get());
-  p.partial_lse = mutable_data(w.partial_lse.get());
-  p.first_split = mutable_data(w.first_split.get());
-  p.split_requests = mutable_data(w.split_requests.get());
-  p.out = call.out;
-  p.lse = call.lse;
-  p.splits = w.splits;
-  p.requests = call.batches;
-  p.entries = call.batches + 1;
-  p.batch = std::min(call.batches, w.parts - 1);
-  p.outer = call.sq;
-  p.inner = call.heads;
-  p.cols = call.head_dim_v;
-  const int64_t partial[] = {call.rows() * call.head_dim_v, call.heads * call.head_dim_v, call.head_dim_v, 1};
-  const int64_t partial_lse[] = {call.rows(), call.heads, 1}, *lse = call.lse_strides;
-  std::copy(partial, partial + 4, p.partial_stride);
-  std::copy(partial_lse, partial_lse + 3, p.partial_lse_stride);
-  std::copy(call.out_strides, call.out_strides + 4, p.out_stride);
-  p.first_split_stride[0] = p.split_requests_stride[0] = 1;
-  p.lse_stride[0] = lse[0];
-  p.lse_stride[1] = lse[2];
-  p.lse_stride[2] = lse[1];
-  const dim3 grid(static_cast<unsigned>(ceil_div(call.heads, v.rows_per_block)), static_cast<unsigned>(call.sq),
-                  static_cast<unsigned>(p.batch));
-  launch_kernel({kOp, v.name, v.kernel, grid, v.threads, v.shared_bytes, v.paced}, &p, stream);
 }
 
 }  // namespace
 
 void launch_mla(Device& device, const MlaVariant& v, const MlaCall& call, const TensorView& like, cudaStream_t stream) {
-  const RowVariant& combine = *combine_for(v.target, v.x);
   resident_ctas(device, v);
-  load_kernel(device, combine);
-  const Workspace w = allocate(v, device, call, like);
-  launch_schedule(v, call, w, stream);
-  launch_decode(v, call, w, stream);
-  if (w.parts > 1 && call.num_splits != 1) launch_combine(combine, call, w, stream);
+  const int64_t parts = std::max<int64_t>(device.multiprocessors / ceil_div(call.rows(), v.bm), 1);
+  const SplitProblem problem = {kOp, call.cache_seqlens, call.batches, 1, call.rows(), call.head_dim_v,
+                                parts, v.page, INT32_MAX, kOverhead, call.num_splits};
+  const Split split = make_schedule(problem, like, stream);
+  launch_decode(v, call, problem, split, stream);
+  SplitResult result = {call.out, call.lse, call.sq, call.heads, {}, {call.lse_strides[0], call.lse_strides[2], call.lse_strides[1]}};
+  std::copy(call.out_strides, call.out_strides + 4, result.out_strides);
+  launch_combine(device, *combine_for(v.target, v.x, call.head_dim_v), problem, split, result, stream);
 }
 
 #else

@@ -31,6 +31,7 @@ struct ChosenKernel {
   const RowVariant* variant = nullptr;  // of an operator that computes row by row, with its arguments
   RowCall call = {};
   const AttentionVariant* attention = nullptr;
+  const DecodeVariant* decode = nullptr;
   const MlaVariant* mla = nullptr;
 };
 

@@ -76,12 +76,13 @@ struct AttentionVariant {
   Target target;
   DType x;  // of q, k, v and out
   bool causal;
+  bool lengths, paged;          // of requests of different lengths; of keys in the pages of a cache
   bool window, sinks, softcap;  // whether it has them; tileops_dsl/kernels/flash_attention.py
   int bm, bn, head_dim;  // the tile: queries, and keys in one step
   int head_dim_v;        // of v and out
   int threads;
   int shared_bytes;
-  MapBox maps[4];  // q, k, v, out
+  MapBox maps[4];  // q, k, v, out; with lengths none of out
   const void* kernel;
 };
 
@@ -112,6 +113,25 @@ struct MlaVariant {
   MapBox maps[3];  // q, kv_cache, out
   const void* kernel;
 };
+
+// A kernel of flash_attention_paged for a few queries of each request: parts of all items that csrc/kernels/split_schedule.cu deals
+// out, an item being a key head of a request; grid = (ceil(rows / bm), parts).
+struct DecodeVariant {
+  const char* op;
+  const char* name;
+  Target target;
+  DType x;  // of q, keys, values and out
+  int bm, bn, head_dim;  // the tile: queries and heads of a group, and keys in one step
+  int head_dim_v;        // of v and out
+  bool softcap;
+  int threads;
+  int shared_bytes;
+  MapBox maps[3];  // q, k, v
+  const void* kernel;
+};
+
+extern const DecodeVariant decode_variants[];
+extern const int decode_variant_count;
 
 extern const MlaVariant mla_variants[];
 extern const int mla_variant_count;

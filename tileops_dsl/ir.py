@@ -38,6 +38,7 @@ stays as recorded; what each role of it does is `Kernel.roles`, in the nodes of 
 from __future__ import annotations
 
 from dataclasses import dataclass, field, fields, replace
+from functools import cached_property
 from types import UnionType
 from typing import Any
 
@@ -78,6 +79,10 @@ class Expr:
         dataclass(frozen=True)(cls)
 
     def __str__(self) -> str:
+        return self._text
+
+    @cached_property  # the checks ask again and again
+    def _text(self) -> str:
         match self:
             case Var(name=name):
                 return name

@@ -89,7 +89,7 @@ TILEOPS_KERNEL(split_schedule, split_schedule_params, kThreads, 1) {
   number[0] = -1;
   for (int part = thread; part <= p.parts; part += kThreads) {
     store_shared<4>(starts, part * 4, none, 0, site(2));
-    if (part < p.parts) store_global<1>(global<int32_t>(p.split_requests), part, number, 0, site(3));
+    if (part < p.parts) store_global<1>(global<int32_t>(p.split_items), part, number, 0, site(3));
   }
   most[0] = reduce_lanes<Max, 32>(most[0], site(4));
   reduce_members<Max, kThreads / 32>(most, shared<float>(kThreads * 4), 1, 0, thread / 32, thread % 32 == 0, site(4));
@@ -112,7 +112,7 @@ TILEOPS_KERNEL(split_schedule, split_schedule_params, kThreads, 1) {
     number[0] = splits & 0xffff;
     store_global<1>(global<int32_t>(p.first_split), item, number, 0, site(11));
     number[0] = item;
-    if (pieces > 1) store_global<1>(global<int32_t>(p.split_requests), splits >> 16, number, 0, site(12));
+    if (pieces > 1) store_global<1>(global<int32_t>(p.split_items), splits >> 16, number, 0, site(12));
     splits += pieces > 1 ? pieces + (1 << 16) : 0;
     here += blocks + p.overhead;
   }

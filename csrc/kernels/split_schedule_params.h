@@ -9,7 +9,7 @@ struct split_schedule_params {
   const int32_t* cache_seqlens;  // [items / heads], keys
   int32_t* schedule;        // [parts, 8]: first item, its first block, last item, end of its blocks, number of the first piece
   int32_t* first_split;     // [items + 1]: where the pieces of an item lie among those of all that are split
-  int32_t* split_requests;  // [parts]: items in more than one piece, then -1
+  int32_t* split_items;  // [parts]: items in more than one piece, then -1
   int32_t items, parts;
   int32_t heads;        // items of a request
   int32_t block;        // keys

@@ -1,9 +1,14 @@
 """flash_attention over requests of different lengths against float64: arrays, grid and exact results, as Problem has them."""
 
 import math
+import sys
+from pathlib import Path
 
 import numpy as np
 import torch
+
+sys.path.append(str(Path(__file__).parents[1] / "ops"))
+
 from attention_reference import exact as exact_attention
 from mla import LOG2E, bounded, schedule, softmax_times
 
@@ -17,10 +22,10 @@ LENGTHS = [  # queries and keys of each request
 
 
 def tiles_of(q_lens, k_lens, rows: int, is_paged: bool) -> np.ndarray:
-    """As csrc/kernels/attention_tiles.cu lists them: first query of all, first row, queries, first key (or number), keys; 0, 0, 0."""
+    """As csrc/kernels/attention_tiles.cu lists them: first row of q, and of its request, ..."""
     starts = [np.cumsum([0, *lengths]) for lengths in (q_lens, k_lens)]
     found = [
-        (starts[0][n] + row, row, sq, n if is_paged else starts[1][n], sk, 0, 0, 0)
+        (starts[0][n] + row, row, sq, n if is_paged else starts[1][n], sk, starts[0][n] + row, 0, 0)
         for n, (sq, sk) in enumerate(zip(q_lens, k_lens, strict=True))
         for row in reversed(range(0, sq, rows))
     ]
@@ -28,7 +33,7 @@ def tiles_of(q_lens, k_lens, rows: int, is_paged: bool) -> np.ndarray:
 
 
 def paged(caches, k_lens, page: int, rng) -> tuple[list, np.ndarray]:
-    """Keys and values [keys, heads, D] in pages of a cache, in any order, and the table; slots that no request owns hold NaN."""
+    """Keys and values [keys, heads, D] in pages of a cache, in any order, and the table; slots that nobody owns hold NaN."""
     of_pages = [-(-length // page) for length in k_lens]
     count, table = sum(of_pages) + 1, np.full((len(k_lens), max(*of_pages, 1)), 2**30, np.int32)
     places, at = rng.permutation(count), np.cumsum([0, *k_lens])
@@ -49,7 +54,7 @@ def of_pages(row, page: int) -> dict:
 
 
 def lengths_problem(row, q_lens, k_lens, h=2, hk=1, ctas=2, dims=None, page=0, **options):
-    """options: as exact() of attention_reference.py has them. Behind the last key of a request NaN, if the next one has none."""
+    """options: as exact() of attention_reference.py has them. Behind the last key of all NaN."""
     (bm, _, d), dv = row.tile, row.head_dim_v
     d, dv = dims or (d, dv)
     rng, total_q, total_k = np.random.default_rng(sum(q_lens) + sum(k_lens)), sum(q_lens), sum(k_lens) + 1
@@ -74,8 +79,6 @@ def lengths_problem(row, q_lens, k_lens, h=2, hk=1, ctas=2, dims=None, page=0, *
         caches, table = paged([wide["k"], wide["v"]], k_lens, page, rng)
         arrays |= {name: encode(cache, row.x).swapaxes(1, 2) for name, cache in zip("kv", caches, strict=True)}
         arrays |= of_pages(row, page) | {"pages": len(caches[0]), "table": table.shape[1]}
-    else:
-        arrays |= {"unit": 0, "inverse": 0, "table": 0}
     arrays |= {"block_table": table, "requests": len(q_lens)}
     count = sum(-(-sq // bm) for sq in q_lens)
     cap, left, right = given.get("softcap", 0.0), given.get("window_left", -1), given.get("window_right", -1)
@@ -145,8 +148,20 @@ def decode_problem(row, lengths, queries, heads, page, parts, options, kv_heads=
     maps = {name: encode(cache, row.x).swapaxes(1, 2) for name, cache in zip("kv", caches, strict=True)}
     arrays |= {"q": q, "sinks": of_rows, "sinks_dtype": 0 if sinks is None else 3, "block_table": table} | maps
     arrays |= {"cache_seqlens": np.array(lengths, np.int32), "schedule": np.array(dealt, np.int32)}
-    arrays |= {"first_split": np.array(first_split[:-1], np.int32), "n": n, "kv_heads": kv_heads, "rows": rows, "pages": len(caches[0])}
-    arrays |= of_pages(row, page) | {"table": table.shape[1], "parts": parts, "items": n * kv_heads, "splits": splits, "dim_v": dv}
+    arrays |= {
+        "first_split": np.array(first_split[:-1], np.int32),
+        "n": n,
+        "kv_heads": kv_heads,
+        "rows": rows,
+        "pages": len(caches[0]),
+    }
+    arrays |= of_pages(row, page) | {
+        "table": table.shape[1],
+        "parts": parts,
+        "items": n * kv_heads,
+        "splits": splits,
+        "dim_v": dv,
+    }
     arrays |= {"shared_by": heads}
     arrays |= {"scale_log2": (cap or scale) * LOG2E, "cap_scale": scale / cap if cap else 0.0, "window_left": behind}
     arrays |= {"window_right": 0 if options.get("causal") else queries}

@@ -31,15 +31,15 @@ def flash_attention(config: AttentionConfig):
         q: T.Tensor((batches, heads, sq, d), config.x, vector=8),
         k: T.Tensor((*of_keys, d), config.x, vector=8),
         v: T.Tensor((*of_keys, dv), config.x, vector=8),
-        out: T.Tensor((batches, heads, sq, dim_v), config.x, vector=8),
+        out: T.Tensor((batches, heads, sq, dim_v if config.lengths else dv), config.x, vector=8),
         lse: T.Tensor((batches, heads, sq), "float32"),
         sinks: T.Tensor((heads, sq), "any"),  # the same for all rows: of stride 0
-        # With lengths, of each tile: its first row of q, and of its request, whose queries, first key (paged: number) and keys.
-        tiles: T.Tensor((most_tiles, 8), "int32"),
-        tile_count: T.Tensor((1,), "int32"),
-        block_table: T.Tensor((requests, table), "int32"),  # paged
-        unit: T.Scalar("int32"),  # rows of a page that are loaded together: a power of 2 up to bn
-        inverse: T.Scalar("int64"),  # 2^32 / page, rounded up
+        # Of each tile: its first row of q, and of its request, whose queries, first key (paged: number) and keys; row in lse.
+        tiles: T.Tensor((most_tiles, 8), "int32") if config.lengths else None,
+        tile_count: T.Tensor((1,), "int32") if config.lengths else None,
+        block_table: T.Tensor((requests, table), "int32") if config.paged else None,
+        unit: T.Scalar("int32") if config.paged else None,  # rows of a page that are loaded together: a power of 2 up to bn
+        inverse: T.Scalar("int64") if config.paged else None,  # 2^32 / page, rounded up
         scale_log2: T.Scalar("float32"),  # scale * log2(e), positive; with a softcap c, c * log2(e)
         cap_scale: T.Scalar("float32"),  # scale / c
         window_left: T.Scalar("int32"),  # at most sk
@@ -77,7 +77,9 @@ def flash_attention(config: AttentionConfig):
                 else:
                     seen = T.min(row + bm + k_len - q_len, k_len) if config.causal else k_len  # keys that the last row sees
                     blocks = T.max(T.ceildiv(seen, bn), 1)  # a tile that sees no key has one block, all masked
-                    whole = T.max(T.min(row + 1 + k_len - q_len, k_len), 0) // bn if config.causal else k_len // bn  # blocks without a mask
+                    whole = (
+                        T.max(T.min(row + 1 + k_len - q_len, k_len), 0) // bn if config.causal else k_len // bn
+                    )  # blocks without a mask
                     masked = blocks - whole if config.causal else T.min(blocks - whole, 1)
                 T.copy(q[batch, head, token, 0], q_tile, eviction_policy="evict_first")
                 T.fill(peak, -T.infinity())
@@ -100,7 +102,9 @@ def flash_attention(config: AttentionConfig):
                             s[r, c] = T.if_then_else(key + c < limit, s[r, c], -T.infinity())
                         if config.window:
                             for r, c in T.Parallel(bm, bn):
-                                s[r, c] = T.if_then_else(key + c < row + r + k_len - q_len - window_left, -T.infinity(), s[r, c])
+                                s[r, c] = T.if_then_else(
+                                    key + c < row + r + k_len - q_len - window_left, -T.infinity(), s[r, c]
+                                )
                     for r in T.Parallel(bm):
                         factor[r] = peak[r]
                     T.reduce_max(s, peak, clear=False)
@@ -135,8 +139,11 @@ def flash_attention(config: AttentionConfig):
                     else:
                         factor[r] = T.if_then_else(total[r] == 0.0, 0.0, T.reciprocal(total[r]))
                         row_lse[r] = (peak[r] * scale_log2 + T.log2(total[r])) * math.log(2)
-                end = token + q_len - row
-                T.copy(row_lse, lse[batch, head, token:end] if config.lengths else lse[batch, head, row])
+                if config.lengths:
+                    end, at = token + q_len - row, tiles[block, 5]
+                    T.copy(row_lse, lse[batch, head, at : at + q_len - row])
+                else:
+                    T.copy(row_lse, lse[batch, head, row])
                 for e in T.Pipelined(dv // sub, num_stages=2):
                     piece = o[:, e * sub : e * sub + sub]
                     for r, c in T.Parallel(bm, sub):

@@ -80,6 +80,6 @@ def finite(peak):
 
 
 def configs(target: str) -> list[RowConfig]:
-    """A row of 512 columns for each warp: the fewer threads, the less often weights are computed."""
-    common = {"op": "mla_combine", "target": target, "x": "float32", "vector": 4, "threads": 128}
-    return [RowConfig(**common, y=dtype, threads_per_row=32, chunks=4) for dtype in ("bfloat16", "float16")]
+    """A row of up to 512 columns for each warp: the fewer threads, the less often weights are computed."""
+    common = {"op": "mla_combine", "target": target, "x": "float32", "vector": 4, "threads": 128, "threads_per_row": 32}
+    return [RowConfig(**common, y=dtype, chunks=chunks) for dtype in ("bfloat16", "float16") for chunks in (4, 2, 1)]

@@ -98,9 +98,13 @@ def print(value) -> None:
 
 
 def prim_func(function) -> ir.Kernel:
-    """Record the tile program `function`; its annotated arguments become the kernel's parameters, under their names."""
+    """Record the tile program `function`; its annotated arguments become the kernel's parameters, under their names.
+
+    One whose annotation is None is left out: other configurations of the program have it.
+    """
     where = location(inspect.getsourcefile(function), function.__code__.co_firstlineno)
-    specs = inspect.get_annotations(function)
+    every = inspect.get_annotations(function)
+    specs = {name: spec for name, spec in every.items() if spec is not None}
     for name, spec in specs.items():
         require(isinstance(spec, Tensor | Scalar), f"parameter {name} is {spec!r}", "T.Tensor(...) or T.Scalar(...)", where)
     of_tensors = {name: spec for name, spec in specs.items() if isinstance(spec, Tensor)}
@@ -112,7 +116,8 @@ def prim_func(function) -> ir.Kernel:
     with recording(function.__code__) as b:
         for name in (*(dim.name for dim in dims), *specs):
             b.declare(name, reserved=name not in tensors)
-        function(*(TensorArg(tensors[name]) if name in tensors else Value(scalars[name]) for name in specs))
+        arguments = {name: TensorArg(tensors[name]) if name in tensors else Value(scalars[name]) for name in specs}
+        function(*map(arguments.get, every))
     require(b.kernel is not None, "the program has no T.Kernel", "with T.Kernel(blocks, threads=n) as block: ...", where)
     require(len(b.bodies) == 1, "a loop was left by break or return", "T.If in the loop", where)
     parameters = tuple(tensors.values()), dims, tuple(scalars.values())

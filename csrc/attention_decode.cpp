@@ -1,0 +1,224 @@
+#include "attention_decode.h"
+
+#include <algorithm>
+
+#include "allocate.h"
+#include "attention_check.h"
+#include "attention_lengths.h"
+#include "gemm_problem.h"
+#include "measured_choice.h"
+#include "split.h"
+#include "tma.h"
+
+// A build without such kernels has no parameters of theirs.
+#if __has_include("attention_decode_sm_90a_params.h")
+#include "attention_decode_sm_90a_params.h"
+#define TILEOPS_DECODE
+#endif
+
+namespace tileops {
+
+namespace {
+
+constexpr int64_t kOverhead = 2;  // of a piece, in blocks of keys: what split_schedule counts with
+
+std::string describe(const DecodeCall& call) {
+  const AttentionCall& a = call.attention;
+  return std::string(dtype_name(a.type)) + " " + head_dims_text(a.head_dim(), a.head_dim_v()) + (a.has_softcap ? " with a softcap" : "") +
+         ", page " + std::to_string(a.sk()) + ", " + std::to_string(call.rows()) + " queries and heads of a group";
+}
+
+}  // namespace
+
+const char* why_other_kind(const DecodeVariant& v, const DecodeCall& call) {
+  const AttentionCall& a = call.attention;
+  if (v.x != a.type) return "it is for another dtype";
+  if (v.head_dim < a.head_dim() || v.head_dim_v < a.head_dim_v()) return "it is for smaller head dims";
+  return v.softcap == a.has_softcap ? nullptr : v.softcap ? "it is for a softcap" : "it has no softcap";
+}
+
+const char* why_not(const DecodeVariant& v, const DecodeCall& call) {
+  if (const char* reason = why_other_kind(v, call)) return reason;
+  const AttentionCall& a = call.attention;
+  if (call.rows() > v.bm) return "it is for fewer queries and heads of a group";
+  if (a.k.copied || a.v.copied || a.out.copied) return "rows of the caches or of out are not aligned to 16 bytes";
+  if (rows_together(a.sk(), v.bn) * 128 < v.bn) return "a page is not a multiple of 2";
+  if (!combine_for(v.target, v.x, a.head_dim_v())) return "this build has no mla_combine kernel for it";
+  const bool counts = a.k.extents[0] <= kMaxExtent && call.requests() * a.kv_heads() <= kMaxExtent;
+  return counts && call.table_width > 0 ? nullptr : "it counts pages and key heads in 32 bits, and block_table lists some";
+}
+
+DecodeChoice choose_decode(const char* op, const Device& device, const DecodeCall& call) {
+  const Fitting<DecodeVariant> found = fitting(decode_variants, decode_variant_count, device, call);
+  if (!found.first) return {nullptr, none_fits(op, describe(call), device, found.last_reason)};
+  const DecodeVariant* narrowest = found.first;
+  for (int i = 0; i < decode_variant_count; ++i) {
+    const DecodeVariant& v = decode_variants[i];
+    if (found.fits[i] && v.head_dim + v.head_dim_v < narrowest->head_dim + narrowest->head_dim_v) narrowest = &v;
+  }
+  const std::string& force = knobs().force;
+  return {narrowest, force.empty() ? "it serves " + describe(call) : "TILEOPS_FORCE=" + force + " is set"};
+}
+
+#ifdef TILEOPS_DECODE
+
+namespace {
+
+// A tensor as the kernel has it, [request, key head, query and head of the group, column]: the caller's, or one in its place.
+struct Rows {
+  void* data;
+  int64_t strides[4];
+  Owned copy;
+};
+
+// sizes [request, key head, query, head of the group(, columns)] of a tensor [request, query, head(, columns)], with the strides of
+// request, query and head given.
+Owned view_of_rows(const DecodeCall& call, AtenTensorHandle tensor, int64_t request, int64_t query, int64_t head, int64_t columns) {
+  const int64_t sizes[] = {call.requests(), call.attention.kv_heads(), call.queries(), call.group(), columns};
+  const int64_t strides[] = {request, call.group() * head, query, head, 1};
+  AtenTensorHandle view = nullptr;
+  torch_check(aoti_torch__reinterpret_tensor(tensor, columns ? 5 : 4, sizes, strides, 0, &view), "taking a view");
+  return Owned(view);
+}
+
+Owned empty_rows(const DecodeCall& call, DType type, int64_t columns, const TensorView& like) {
+  std::vector<int64_t> sizes = {call.requests(), call.attention.kv_heads(), call.queries(), call.group()};
+  if (columns) sizes.push_back(columns);
+  return empty_contiguous(sizes, type, like, "allocating a copy of q, out or lse");
+}
+
+void copy(const Owned& to, AtenTensorHandle from) { torch_check(aoti_torch_copy_(to.get(), from, 0), "copying q, out or lse"); }
+
+Rows rows_of_q(const DecodeCall& call, const TensorView& q) {
+  const AttentionTensor& t = call.attention.q;
+  const int64_t* s = t.strides;
+  const int64_t columns = call.attention.head_dim();
+  if (!t.copied && (call.queries() == 1 || call.group() == 1)) {
+    return {const_cast<void*>(t.data), {s[0], call.group() * s[2], call.queries() == 1 ? s[2] : s[1], 1}, Owned()};
+  }
+  const int64_t* given = q.ndim == 4 ? q.strides : nullptr;  // without: one query of each request
+  Owned rows = empty_rows(call, call.attention.type, columns, q);
+  const Owned view = given ? view_of_rows(call, q.handle, given[0], given[1], given[2], columns)
+                           : view_of_rows(call, q.handle, q.strides[0], q.strides[0], q.strides[1], columns);
+  copy(rows, view.get());
+  void* data = mutable_data(rows.get());
+  return {data, {call.attention.kv_heads() * call.rows() * columns, call.rows() * columns, columns, 1}, std::move(rows)};
+}
+
+// Where the kernel and the merge write out (or lse, without columns): items one behind the other.
+Rows rows_of_result(const DecodeCall& call, void* data, DType type, int64_t request, int64_t head, int64_t columns,
+                    const TensorView& like) {
+  const int64_t wide = columns ? columns : 1, row = call.rows() * wide;
+  if (call.queries() == 1 && request == call.attention.heads() * head) {
+    return {data, {request, call.group() * head, head, 1}, Owned()};
+  }
+  Owned rows = empty_rows(call, type, columns, like);
+  void* own = mutable_data(rows.get());
+  return {own, {call.attention.kv_heads() * row, row, wide, 1}, std::move(rows)};
+}
+
+tensor_map map_pages(const AttentionTensor& t, DType type, MapBox box, int64_t rows) {
+  const auto bytes = [&](int dim) { return t.extents[dim] > 1 ? t.strides[dim] * item_size(type) : 0; };
+  box.rows = static_cast<int>(rows);
+  return map_of({t.data, 4, {t.columns, t.extents[1], t.extents[2], t.extents[0]}, {bytes(1), bytes(2), bytes(0)}, type, box});
+}
+
+tensor_map map_rows(const DecodeCall& call, const Rows& q, DType type, const MapBox& box) {
+  const int64_t extents[] = {call.requests(), call.attention.kv_heads(), call.rows()};
+  const auto bytes = [&](int dim) { return extents[dim] > 1 ? q.strides[dim] * item_size(type) : 0; };
+  return map_of({q.data, 4, {call.attention.head_dim(), extents[2], extents[1], extents[0]}, {bytes(2), bytes(1), bytes(0)}, type, box});
+}
+
+// One for each row of an item: repeated for each query.
+void bind_sinks(const DecodeCall& call, const TensorView* sinks, Owned* copies, attention_decode_sm_90a_params* p) {
+  if (!sinks) return;
+  const int64_t group = call.group(), stride = sinks->strides[0];
+  p->sinks_dtype = static_cast<int32_t>(call.attention.sinks_type);
+  p->sinks = call.attention.sinks;
+  p->sinks_stride[0] = group * stride;
+  p->sinks_stride[1] = stride;
+  if (call.queries() == 1) return;
+  const int64_t sizes[] = {call.attention.kv_heads(), call.queries(), group}, strides[] = {group * stride, 0, stride};
+  AtenTensorHandle view = nullptr;
+  torch_check(aoti_torch__reinterpret_tensor(sinks->handle, 3, sizes, strides, 0, &view), "taking a view");
+  const Owned repeated(view);
+  *copies = empty_contiguous({sizes, sizes + 3}, call.attention.sinks_type, *sinks, "allocating a copy of sinks");
+  copy(*copies, repeated.get());
+  p->sinks = mutable_data(copies->get());
+  p->sinks_stride[0] = call.rows();
+  p->sinks_stride[1] = 1;
+}
+
+}  // namespace
+
+void launch_decode(Device& device, const DecodeVariant& v, const DecodeCall& call, const TensorView& q, const TensorView* sinks,
+                   const std::vector<Place>& places, cudaStream_t stream) {
+  const NoGrad no_grad;
+  const AttentionCall& a = call.attention;
+  const int64_t columns = a.head_dim_v(), together = rows_together(a.sk(), v.bn);
+  resident_ctas(device, v);
+  const Rows rows = rows_of_q(call, q);
+  const Rows out = rows_of_result(call, places[0].data, v.x, a.out.strides[0], a.out.strides[2], columns, q);
+  const Rows lse = rows_of_result(call, a.lse, DType::f32, a.lse_strides[0], a.lse_strides[1], 0, q);
+  const int64_t parts = std::max<int64_t>(device.multiprocessors / ceil_div(call.rows(), v.bm), 1);
+  const SplitProblem problem = {v.op, call.cache_seqlens, call.requests() * a.kv_heads(), a.kv_heads(), call.rows(), columns,
+                                parts, v.bn, call.queries() + a.window_left, kOverhead, call.num_splits};
+  const Split split = make_schedule(problem, q, stream);
+
+  attention_decode_sm_90a_params p = {};
+  Owned repeated;
+  bind_sinks(call, sinks, &repeated, &p);
+  p.q = map_rows(call, rows, v.x, v.maps[0]);
+  p.k = map_pages(a.k, v.x, v.maps[1], together);
+  p.v = map_pages(a.v, v.x, v.maps[2], together);
+  p.out = out.data;
+  p.lse = lse.data;
+  std::copy(out.strides, out.strides + 4, p.out_stride);
+  std::copy(lse.strides, lse.strides + 3, p.lse_stride);
+  p.partial = mutable_data(split.partial.get());
+  p.partial_lse = mutable_data(split.partial_lse.get());
+  p.partial_stride[0] = call.rows() * columns;
+  p.partial_stride[1] = columns;
+  p.partial_lse_stride[0] = call.rows();
+  p.block_table = call.block_table;
+  p.block_table_stride[0] = call.block_table_stride;
+  p.cache_seqlens = call.cache_seqlens;
+  p.schedule = mutable_data(split.schedule.get());
+  p.schedule_stride[0] = 8;
+  p.first_split = mutable_data(split.first_split.get());
+  p.partial_stride[2] = p.partial_lse_stride[1] = p.block_table_stride[1] = p.schedule_stride[1] = 1;
+  p.n = static_cast<int32_t>(call.requests());
+  p.kv_heads = static_cast<int32_t>(a.kv_heads());
+  p.rows = static_cast<int32_t>(call.rows());
+  p.pages = static_cast<int32_t>(a.k.extents[0]);
+  p.page = static_cast<int32_t>(a.sk());
+  p.table = static_cast<int32_t>(call.table_width);
+  p.parts = static_cast<int32_t>(parts);
+  p.items = static_cast<int32_t>(problem.items);
+  p.splits = static_cast<int32_t>(split.splits);
+  p.dim_v = static_cast<int32_t>(columns);
+  p.unit = static_cast<int32_t>(together);
+  p.inverse = inverse_of(a.sk());
+  p.shared_by = static_cast<int32_t>(call.group());
+  p.scale_log2 = a.scale_log2;
+  p.cap_scale = a.cap_scale;
+  p.window_left = static_cast<int32_t>(a.window_left);
+  p.window_right = static_cast<int32_t>(a.window_right);
+  const dim3 grid(static_cast<unsigned>(ceil_div(call.rows(), v.bm)), static_cast<unsigned>(parts), 1);
+  launch_kernel({v.op, v.name, v.kernel, grid, v.threads, v.shared_bytes, 0}, &p, stream);
+
+  SplitResult result = {out.data, lse.data, 1, call.rows(), {out.strides[1], 0, out.strides[2], 1}, {lse.strides[1], 0, lse.strides[2]}};
+  launch_combine(device, *combine_for(v.target, v.x, columns), problem, split, result, stream);
+  if (out.copy) copy(view_of_rows(call, places[0].handle, a.out.strides[0], a.out.strides[1], a.out.strides[2], columns), out.copy.get());
+  const int64_t* l = a.lse_strides;
+  if (lse.copy) copy(view_of_rows(call, places[1].handle, l[0], l[2], l[1], 0), lse.copy.get());
+}
+
+#else
+
+void launch_decode(Device&, const DecodeVariant&, const DecodeCall&, const TensorView&, const TensorView*,
+                   const std::vector<Place>&, cudaStream_t) {}
+
+#endif
+
+}  // namespace tileops
