@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 
+import lengths
 import mla
 import numpy as np
 import torch
@@ -45,6 +46,7 @@ class Problem:
     slack: tuple[torch.Tensor, ...]
     emulate: Callable[[Path, int], None]
     share: float = 0.01
+    op: str = ""  # the operator, if it is not called as the kernel
 
 
 def in_gaps(shape, dtype, pitch=None, gap=1, offset=0, seed=None) -> torch.Tensor:
@@ -217,6 +219,63 @@ def mla_problem(kernel: dict, seed: int) -> Problem:
     return Problem(args, options, outs, (of_out, of_lse), slack, lambda *at: launch(kernel, values, exact, *at, grid), 0.2)
 
 
+# ---- attention over requests of different lengths and over caches
+
+
+def slack_of(kernel: dict, values: dict, exact: tuple, cap: float) -> tuple:
+    """As of attention."""
+    q, k, v = (values[name].double().nan_to_num() for name in "qkv")
+    head_dim, scale = q.shape[-1], q.shape[-1] ** -0.5
+    sizes = (q.abs().reshape(-1, head_dim) @ k.abs().reshape(-1, head_dim).T).amax()
+    of_lse = ANY_ORDER * head_dim * scale * sizes + TANH * cap + FUNCTIONS * (1 + exact[1].abs().nan_to_num(posinf=0.0))
+    return torch.finfo(values["q"].dtype).eps * exact[0].abs().amax(-1, keepdim=True) + 2 * TANH * cap * v.abs().amax(), of_lse
+
+
+def lengths_problem(kernel: dict, seed: int) -> Problem:
+    """Packed queries, of keys that are packed or in pages."""
+    (rows, keys), heads = ([150, 0, 30], [300, 70, 20]), 4
+    options = {"causal": kernel["causal"] or kernel["window"]} | ({"window_left": 170} if kernel["window"] else {})
+    options |= {"sinks": np.linspace(-2, 3, heads, dtype=np.float32)} if kernel["sinks"] else {}
+    options |= {"softcap": SOFTCAP} if kernel["softcap"] else {}
+    page, row = 16 * kernel["paged"], SimpleNamespace(**kernel)
+    arrays, grid, exact = lengths.lengths_problem(row, rows, keys, heads, 2, ctas=4, page=page, **options)
+    values = arrays | {name: as_tensor(v) for name, v in arrays.items() if isinstance(v, np.ndarray)}
+    values["out"].fill_(torch.nan)
+    of_out, of_lse = torch.from_numpy(exact["out"][0][0]).transpose(0, 1), torch.from_numpy(exact["lse"][0][0])
+    places, used = (torch.tensor([0, *counts], dtype=torch.int32).cumsum(0) for counts in (rows, keys)), torch.tensor(keys)
+    queries = values["q"][0].transpose(0, 1)
+    caches = [values[name].transpose(1, 2) if page else values[name][0].transpose(0, 1) for name in "kv"]
+    if page:
+        args = queries, *caches, values["block_table"], used
+        more = {"cu_seqlens_q": next(places), "max_seqlen_q": max(rows)}
+    else:
+        args, more = (queries, *caches, *places, max(rows), max(keys)), {}
+    options |= {"sinks": torch.from_numpy(options["sinks"])} if kernel["sinks"] else {}
+    outs = {"out": values["out"][0].transpose(0, 1), "lse": values["lse"][0]}
+    slack, share = slack_of(kernel, values, (of_out, of_lse), options.get("softcap", 0.0)), 1.0 if kernel["softcap"] else 0.2
+    op = "flash_attention_paged" if page else "flash_attention_varlen"
+    run = lambda *at: launch(kernel, values, exact, *at, grid)  # noqa: E731
+    return Problem(args, options | more, outs, (of_out, of_lse), slack, run, share, op)
+
+
+def decode_problem(kernel: dict, seed: int) -> Problem:
+    """One query of each request, whole items: nothing is merged."""
+    keys, heads, kv_heads, cap = [300, 0, 64], 4, 2, SOFTCAP if kernel["softcap"] else 0.0
+    options = {"causal": True, "window_left": 170, "sinks": True} | ({"softcap": cap} if cap else {})
+    arrays, grid, exact = lengths.decode_problem(SimpleNamespace(**kernel), keys, 1, heads, 16, 1, options, kv_heads)
+    values = arrays | {name: as_tensor(v) for name, v in arrays.items() if isinstance(v, np.ndarray)}
+    values["out"].fill_(torch.nan)
+    of_out = torch.from_numpy(exact["out"][0]).flatten(1, 2)[:, None]
+    of_lse = torch.from_numpy(exact["lse"][0]).flatten(1, 2)[..., None]
+    caches = [values[name].transpose(1, 2) for name in "kv"]
+    args = values["q"].flatten(1, 2)[:, None], *caches, values["block_table"], values["cache_seqlens"]
+    outs = {"out": values["out"].flatten(1, 2)[:, None], "lse": values["lse"].flatten(1, 2)[..., None]}
+    options |= {"sinks": values["sinks"].flatten(), "num_splits": 1}
+    slack, share = slack_of(kernel, values, (of_out, of_lse), cap), 1.0 if cap else 0.2
+    run = lambda *at: launch(kernel, values, exact, *at, grid)  # noqa: E731
+    return Problem(args, options, outs, (of_out, of_lse), slack, run, share, "flash_attention_paged")
+
+
 def combine_problem(kernel: dict, seed: int) -> Problem:
     """No operator of its own: mla_decode calls it."""
     row = SimpleNamespace(**kernel, tile=(kernel["rows_per_block"], kernel["max_cols"]))
@@ -228,11 +287,11 @@ def combine_problem(kernel: dict, seed: int) -> Problem:
 
 
 PROBLEMS = {"gemm": gemm_problem, "flash_attention": attention_problem, "merge_attention": merge_problem}
-PROBLEMS |= {"mla_decode": mla_problem, "mla_combine": combine_problem}
+PROBLEMS |= {"mla_decode": mla_problem, "mla_combine": combine_problem, "attention_decode": decode_problem}
 
 
 def problem_of(kernel: dict, seed: int) -> Problem:
-    return PROBLEMS.get(kernel["op"], row_problem)(kernel, seed)
+    return (lengths_problem if kernel.get("lengths") else PROBLEMS.get(kernel["op"], row_problem))(kernel, seed)
 
 
 def disagreement(found: torch.Tensor, emulated: torch.Tensor, slack: torch.Tensor, share: float) -> str:

@@ -16,6 +16,7 @@ import numpy as np
 HERE = Path(__file__).parent
 sys.path[:0] = [str(HERE), str(HERE.parent / "ops")]
 
+import lengths  # noqa: E402
 import mla  # noqa: E402
 import test_kernels as rows  # noqa: E402
 import test_merge_attention as merges  # noqa: E402
@@ -28,6 +29,7 @@ from tileops_dsl.emulate_rows import CODES, decode, encode, error_bound  # noqa:
 from tileops_dsl.kernels import configs_of  # noqa: E402
 
 OPS = ("gemm", "flash_attention", "mla_decode", "softmax", "rms_norm", "rms_norm_silu", "merge_attention", "mla_combine")
+OPS += ("attention_decode",)
 MERGES = ("merge_attention", "mla_combine")  # whose threads exchange nothing
 ACTIVATIONS = {0: lambda v: v, 1: lambda v: np.maximum(v, 0), 4: lambda v: v / (1 + np.exp(-v))}
 
@@ -66,6 +68,7 @@ def of_rows(row):
 
 
 SCHEDULES = {"gemm": of_gemm, "flash_attention": of_attention, "mla_decode": lambda row: []}
+SCHEDULES["attention_decode"] = lambda row: ["values"] * (row.head_dim_v != row.tile[2]) + ["softcap"] * row.softcap
 
 
 def small(row):
@@ -79,6 +82,8 @@ def small(row):
     if row.op == "flash_attention":
         values = 64 if row.head_dim_v != row.tile[2] else 0
         return replace(row, tile=(row.tile[0], 32, 96 if values else 64), head_dim_v=values, measured=())
+    if row.op == "attention_decode":
+        return replace(row, tile=(64, 64, 64), head_dim_v=32 if row.head_dim_v != row.tile[2] else 64)
     return replace(row, tile=(64, 64, 192, 128)) if row.op == "mla_decode" else row
 
 
@@ -276,7 +281,10 @@ def edges(row) -> list[Problem]:
     if row.op == "gemm":
         return gemm_edges(row)
     if row.op == "flash_attention":
-        return attention_edges(row)
+        return lengths_edges(row) if row.lengths else attention_edges(row)
+    if row.op == "attention_decode":
+        capped = {"softcap": 5.0} if row.softcap else {}
+        return [Problem(*lengths.decode_problem(row, *case, more | capped)) for *case, more in lengths.DECODES]
     if row.op == "mla_decode":
         return [mla_problem(row, *call, spread=2.0 + 2 * n) for n, call in enumerate(mla.DECODES)]
     if row.op == "mla_combine":
@@ -303,6 +311,16 @@ def options_of(row, heads, left=70):
     options = {"causal": True, "window_left": left} if row.window else {}
     options |= {"sinks": np.linspace(-2, 3, heads, dtype=np.float32)} if row.sinks else {}
     return options | ({"softcap": 2.0} if row.softcap else {})
+
+
+def lengths_edges(row):
+    """Requests without queries or keys, with more queries than keys, of several tiles and steps; rows that are not full."""
+    pages = {"page": 16}, {"page": 1}, {"page": 48, "dims": (row.tile[2] - 8, row.head_dim_v - 16)}
+    band = {"causal": False, "window_right": 9} if row.window else {}
+    options = options_of(row, 2), options_of(row, 2, 7), options_of(row, 2) | band
+    more = pages if row.paged else ({}, {}, {"dims": pages[2]["dims"]})
+    calls = zip(lengths.LENGTHS, options, more, strict=True)
+    return [Problem(*lengths.lengths_problem(row, *case, **chosen, **other)) for case, chosen, other in calls]
 
 
 def attention_edges(row):

@@ -2,7 +2,7 @@
 
 q [n, key heads, rows, D] (rows: queries x heads of the key head's group, heads fastest), k [pages, key heads, page, D] and v
 [.., Dv] in the pages of a cache, out [n, key heads, rows, Dv], lse [n, key heads, rows]; options as of flash_attention. An item
-is a key head of a request; a part is a run of all items' blocks of keys; pieces of a split item go to `partial`, for mla_combine.
+is a key head of a request; a part is a run of all blocks of keys; pieces of split items go to `partial`, for mla_combine.
 """
 
 import math

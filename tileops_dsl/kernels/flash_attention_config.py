@@ -18,7 +18,8 @@ class AttentionConfig(Config):
     options: tuple[str, ...] = ()  # of OPTIONS: what the program has besides
     measured: tuple[MeasuredAttention, ...] = ()  # where the dispatcher may take it: csrc/attention_choice.cpp
 
-    OPTIONS = ("lengths", "paged", "window", "sinks", "softcap")  # a window has both ends of its mask, so it is causal where the call says so
+    # Requests of different lengths; keys in pages; a window has both ends of its mask: causal where the call says so.
+    OPTIONS = ("lengths", "paged", "window", "sinks", "softcap")
     table, measurement = "Attention", MeasuredAttention
     facts = ("causal", *OPTIONS, "tile", "head_dim_v")
     lengths = property(lambda self: "lengths" in self.options)

@@ -82,9 +82,8 @@ class Products:
         behind = 1 + max((n for n, s in enumerate(early) if isinstance(s, ir.Gemm)), default=-1)
         of_before = [At(late[0].location, loop.var, ir.call("sub", loop.var, 1), late)] if late else []
         for start, extent, bound, within in _parts(loop, ir.Const("int32", 1) if late else ir.ZERO):
-            before, after = (
-                _decided(stmts, loop.var, (1 if late else 0, math.inf), bound, within) for stmts in (early[:behind], early[behind:])
-            )
+            span = 1 if late else 0, math.inf
+            before, after = (_decided(part, loop.var, span, bound, within) for part in (early[:behind], early[behind:]))
             self.body = [*before, *after, *late]
             body = self.straight([*before, *of_before, *after])
             if loop.pending:  # the stage before is handed back
