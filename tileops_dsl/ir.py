@@ -11,12 +11,14 @@
               | Fill(buffer, value)
               | Copy(src, dst, fill, absent)                          between Regions and buffers, and from a fragment to shared
               | Gemm(a, b, c, transposes, policy, clear, stage)       c (+)= a b; stage 1: issued one iteration later
-              | Reduce(op, src, dst, clear, partial)                  over the last dimension; partial: of each thread's share
+              | Reduce(op, src, dst, clear, partial, dim)             over the last dimension, or the first; partial: of each
+                                                                      thread's share
               | Parallel(vars, extents, Store*)                       element-wise over tiles
               | Store(tile | tensor, indices, value)                  inside Parallel
               | Serial(var, extent, body)
               | Pipelined(var, extent, num_stages, pending, body, start, step)  a Serial whose copies run ahead
               | Persistent(vars, extents, group_size, body, alternate)        the tiles of one CTA
+              | Persistent((var,), (end,), .., start)                 the same, where each CTA of the grid knows its run of them
               | If(condition, body)
               | On(groups, body)                                      of these warp groups, each on its own fragments
               | Wait(of, pending)                                     until that Copy or Gemm of the group is finished
@@ -257,6 +259,7 @@ class Reduce(Stmt):
     dst: Buffer
     clear: bool
     partial: bool = False
+    dim: int = -1
 
 
 class Store(Stmt):
@@ -297,6 +300,7 @@ class Persistent(Stmt):
     body: tuple[Stmt, ...]
     alternate: bool = False  # the groups of threads take whole tiles in turn
     zigzag: bool = False  # a CTA takes a column's last tile and its first, or the second of both ends, ...
+    start: Expr | None = None  # of a run, which each CTA of the grid has for itself
 
 
 class If(Stmt):

@@ -98,6 +98,12 @@ def _exhausts(w: Writer, run: list[ir.If]) -> bool:
 
 def _persistent(w: Writer, stmt: ir.Persistent) -> None:
     """Down the rows of a section of `group_size` (of clusters), then to the next column; item by item."""
+    if stmt.start:
+        (item,), (end,) = stmt.vars, stmt.extents
+        with w.loop(str(item), w.number(end), w.number(stmt.start), unrolled=False), w.scope(item):
+            w.name_numbers(stmt.body)
+            body(w, stmt.body, spaced=True)
+        return
     *items, row, column = stmt.vars
     ctas, size = w.kernel.cluster[0], stmt.group_size
     head, step = "int tile = first", "clusters"

@@ -18,7 +18,7 @@ def emit_roles(kernel: ir.Kernel, name: str, struct: str) -> tuple[str, dict[int
     how = groups if of_groups else role_statements
     w = Writer(kernel, fragments=group_fragments, statements=how.STATEMENTS, body=how.body)
     _frame(w)
-    (groups.declare if of_groups else count_tiles)(w)
+    (groups.declare if kernel.grid else count_tiles)(w)
     for i, role in enumerate(kernel.roles):
         w.line("} else {" if i else f"if (group == {role.groups[0]}) {{")
         w.depth, w.role = w.depth + 1, role

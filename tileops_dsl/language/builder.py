@@ -53,6 +53,7 @@ class Builder:
         self.reserved = RESERVED
         self.kernel: dict | None = None
         self.in_parallel = False
+        self.in_run = False  # of T.Persistent(begin, end)
 
     def emit(self, stmt: ir.Stmt) -> None:
         if self.in_parallel != isinstance(stmt, ir.Store):

@@ -50,7 +50,8 @@ def dynamic(names: str, dtype: str = "int64"):
 def Kernel(*grid, threads: int, cluster: tuple[int, int] = (1, 1)):
     """with T.Kernel(blocks_x, blocks_y, threads=n) as (bx, by): the work of one CTA of the grid.
 
-    Without a grid: one wave of CTAs, which share out the tiles of T.Persistent. `threads` are those that hold fragments.
+    Without a grid: one wave of CTAs, which share out the tiles of T.Persistent; with one, T.Persistent(begin, end) has those of
+    a CTA. `threads` are those that hold fragments.
     A `cluster` takes so many neighbouring tiles of each direction at a time.
     """
     b, where = builder(), here()
@@ -75,7 +76,7 @@ def let(name: str, value: Value) -> Value:
     """The number of a tile, which gets a name in the generated text; in kernels with T.Persistent or T.ws."""
     b, expr = builder(), to_expr(value)
     of_groups = any(isinstance(stmt, ir.On) for body in b.bodies for stmt in body)
-    if not isinstance(expr, ir.Call | ir.Element) or (b.kernel["grid"] and not of_groups):
+    if not isinstance(expr, ir.Call | ir.Element) or (b.kernel["grid"] and not of_groups and not b.in_run):
         instead = "T.let of an expression, in a kernel with T.Persistent or T.ws"
         raise TileError(f"{name} is not computed once for a tile", instead, here())
     b.kernel.setdefault("named", {})[expr] = b.declare(name)

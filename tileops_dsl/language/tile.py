@@ -6,7 +6,7 @@ from contextlib import contextmanager
 
 from tileops_dsl import ir
 from tileops_dsl.errors import TileError, require
-from tileops_dsl.language.builder import builder, here
+from tileops_dsl.language.builder import RESERVED_PERSISTENT, builder, here
 from tileops_dsl.language.memory import Fragment, Token, is_cut
 from tileops_dsl.language.scalar import Value, to_expr
 
@@ -57,7 +57,7 @@ def Pipelined(*bounds, num_stages: int, pending: int = 0):
     b.emit(ir.Pipelined(where, var, to_expr(stop), num_stages, pending, b.close(), to_expr(start), step))
 
 
-def Persistent(extents: tuple, *, group_size: int = 1, alternate: bool = False, zigzag: bool = False):
+def Persistent(*extents, group_size: int = 1, alternate: bool = False, zigzag: bool = False):
     """for row, column in T.Persistent((rows, columns)): this CTA's share of all tiles, in groups of `group_size` rows.
 
     Within a group the tiles go down its rows, column by column, so that CTAs that run together share what they read.
@@ -65,18 +65,28 @@ def Persistent(extents: tuple, *, group_size: int = 1, alternate: bool = False, 
     takes every other tile, with all its rows; their product loops take turns, and what follows one runs beside the other's.
     `zigzag`: a CTA takes the last column of a row of tiles and the first, or the second from both ends, and so on: where work
     grows along the columns, as in a triangle, each pair is as much work.
+
+    In a kernel with a grid, for item in T.Persistent(begin, end): the run of items that is this CTA's, which may be none.
     """
     b, where = builder(), here()
-    if len(extents) not in (2, 3) or group_size < 1:
+    start, extents = (to_expr(extents[0]), extents[1:]) if len(extents) == 2 else (None, *extents)
+    if bool(b.kernel["grid"]) != bool(start) or (start and (group_size > 1 or alternate or zigzag)):
+        problem = f"{'a run' if start else 'a share'} of tiles in a kernel with{'' if b.kernel['grid'] else 'out'} a grid"
+        instead = "T.Persistent((rows, columns), ..) without a grid; with one T.Persistent(begin, end), which has no options"
+        raise TileError(problem, instead, where)
+    if not start and (len(extents) not in (2, 3) or group_size < 1):
         problem = f"{len(extents)} extents in groups of {group_size}"
         raise TileError(problem, "rows and columns, perhaps a batch before them, groups of 1 or more", where)
     if zigzag and (alternate or group_size > 1 or b.kernel["cluster"] != (1, 1)):
         problem = "zigzag with alternate, a group_size or a cluster"
         raise TileError(problem, "T.Persistent(extents, zigzag=True) in a kernel without clusters", where)
+    if start:
+        b.in_run, b.reserved = True, b.reserved | RESERVED_PERSISTENT
     names = b.loop_vars(where, len(extents))
     b.open()
-    yield tuple(map(Value, names))
-    b.emit(ir.Persistent(where, names, tuple(map(to_expr, extents)), group_size, b.close(), alternate, zigzag))
+    yield Value(names[0]) if start else tuple(map(Value, names))
+    b.emit(ir.Persistent(where, names, tuple(map(to_expr, extents)), group_size, b.close(), alternate, zigzag, start))
+    b.in_run = False
 
 
 @contextmanager
@@ -122,7 +132,10 @@ def ws(*groups: int):
 
 
 def reduce_max(src: Fragment, dst: Fragment, dim: int = -1, *, clear: bool = True) -> None:
-    """dst[i] = max over j of src[i, j] (a NaN gives way to a number); with clear=False, of the old dst[i] too."""
+    """dst[i] = max over j of src[i, j] (a NaN gives way to a number); with clear=False, of the old dst[i] too.
+
+    `dim=0`, in a kernel with T.gemm whose reductions all have it: dst[j] = max over i.
+    """
     _reduce("max", src, dst, dim, clear)
 
 
@@ -130,7 +143,7 @@ def reduce_sum(src: Fragment, dst: Fragment, dim: int = -1, *, clear: bool = Tru
     """dst[i] = sum over j of src[i, j] in float32, pairwise; with clear=False, plus the old dst[i].
 
     `partial`: each thread keeps the sum of its own columns, which only factors of the row may change until
-    T.reduce_sum(dst, total) adds them up.
+    T.reduce_sum(dst, total) adds them up. `dim=0`: over i, as of T.reduce_max; of a partial sum, each thread its own rows.
     """
     _reduce("sum", src, dst, dim, clear, partial)
 
@@ -138,12 +151,13 @@ def reduce_sum(src: Fragment, dst: Fragment, dim: int = -1, *, clear: bool = Tru
 def _reduce(op: str, src: Fragment, dst: Fragment, dim: int, clear: bool, partial: bool = False) -> None:
     where = here()
     closes = op == "sum" and src.shape == dst.shape and clear and not partial
-    if not closes and (len(src.shape) != 2 or dim not in (-1, 1) or src.shape[:-1] != dst.shape):
+    left = src.shape[1:] if dim == 0 else src.shape[:-1]
+    if not closes and (len(src.shape) != 2 or dim not in (-1, 0, 1) or left != dst.shape):
         problem = f"reduction of {list(src.shape)} over dim {dim} into {list(dst.shape)}"
-        raise TileError(problem, "the last dimension of a tile, into a fragment of the others", where)
+        raise TileError(problem, "a dimension of a tile [rows, columns], into a fragment of the other", where)
     if dst.dtype != "float32":
         raise TileError(f"{dst.buffer.name} is {dst.dtype}; reductions are done in float32", 'a "float32" fragment', where)
-    builder().emit(ir.Reduce(where, op, src.buffer, dst.buffer, clear, partial))
+    builder().emit(ir.Reduce(where, op, src.buffer, dst.buffer, clear, partial, 0 if dim == 0 and not closes else -1))
 
 
 class GemmWarpPolicy(enum.Enum):
@@ -170,7 +184,7 @@ def gemm(
 ) -> None:
     """c += a b, in float32; where `clear_accum` (a condition, perhaps) holds, c = a b. a [M, K], b [K, N], or transposed.
 
-    a lies in shared memory or in a fragment. `stage=1`: the product runs in the next iteration, behind that one's products.
+    a lies in shared memory or in a fragment; so does b where one group has all of it. `stage=1`: the product runs in the next iteration, behind that one's products.
     """
     require(not builder().groups, "T.gemm divides its rows among all groups", "T.wgmma_gemm in T.ws", here())
     require(stage in (0, 1), f"a product of stage {stage}", "stage=0, or stage=1 for one that runs an iteration later", here())
@@ -188,9 +202,12 @@ def _product(a, b, c, transpose_A, transpose_B, policy, clear_accum, stage) -> i
     problem = f"a product of {[m, k]} and {[k_b, n]} into {list(c.shape)}"
     require(k == k_b and c.shape == (m, n), problem, "a [M, K], b [K, N] (or transposed) and c [M, N]", where)
     in_registers = a.buffer.scope == "fragment"
-    if b.buffer.scope != "shared" or any(is_cut(t.buffer) for t in (a, b, c)) or (in_registers and transpose_A):
+    one_group = builder().kernel["threads"] == 128 and not in_registers
+    b_there = b.buffer.scope == "shared" or one_group
+    if not b_there or any(is_cut(t.buffer) for t in (a, b, c)) or (in_registers and transpose_A):
         problem = "a product takes b from shared memory and a from there or from a whole fragment, as it lies"
-        raise TileError(problem, "T.alloc_shared tiles and a fragment", where)
+        instead = "T.alloc_shared tiles and a fragment (which may be b, where T.Kernel has 128 threads and a is shared)"
+        raise TileError(problem, instead, where)
     if a.dtype != b.dtype or a.dtype == "float32" or c.dtype != "float32" or c.buffer.scope != "fragment":
         problem = f"a product of {a.dtype} and {b.dtype} into {c.buffer.scope} {c.dtype}"
         raise TileError(problem, "two tiles of bfloat16 or of float16, and a float32 fragment", where)

@@ -83,6 +83,8 @@ def _rounds(stmt: ir.Stmt, run: Run, values: Values) -> list[Values]:
         case ir.If(condition=condition):
             holds = run.switches[condition] if condition in run.switches else number(condition, values, True)
             return [{}] if holds else []
+        case ir.Persistent(vars=(item,)):
+            return [{item.name: t} for t in range(run.tiles)]
         case ir.Persistent(vars=(*items, row, column)):
             tiles = range(run.group, run.tiles, run.groups) if stmt.alternate else range(run.tiles)
             batch = [item.name for item in items]

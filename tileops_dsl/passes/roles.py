@@ -74,12 +74,16 @@ def _as_written(kernel: ir.Kernel, target: Target):
 
 
 def _check_kernel(kernel: ir.Kernel, target: Target) -> None:
-    if kernel.grid or kernel.threads not in range(GROUP, 5 * GROUP, GROUP):
-        problem = f"a kernel with T.gemm has {kernel.threads} threads and {'a' if kernel.grid else 'no'} grid"
-        raise TileError(problem, "T.Kernel(threads=256), or another one to four groups of 128, and no grid", kernel.location)
     loops = [stmt for stmt in kernel.body if not isinstance(stmt, ir.Alloc)]
+    runs = any(isinstance(stmt, ir.Persistent) and stmt.start for stmt in loops)
+    if bool(kernel.grid) != runs or kernel.threads not in range(GROUP, 5 * GROUP, GROUP):
+        problem = f"a kernel with T.gemm has {kernel.threads} threads and {'a' if kernel.grid else 'no'} grid"
+        instead = "T.Kernel(threads=256), or another one to four groups of 128, and no grid (or T.Persistent(begin, end))"
+        raise TileError(problem, instead, kernel.location)
     if [type(stmt) for stmt in loops] != [ir.Persistent]:
         raise TileError("a kernel without a grid is one T.Persistent loop", "all statements in the loop", kernel.location)
+    if runs and not target.warp_groups:
+        raise TileError(f"T.Persistent of a run on {target.name}", "target sm_90a", loops[0].location)
     if loops[0].alternate and (kernel.threads != 2 * GROUP or not target.warp_groups):
         problem = f"{kernel.threads} threads of {target.name} are to alternate"
         raise TileError(problem, "T.Kernel(threads=256), two warp groups; or no alternate", loops[0].location)
