@@ -1,6 +1,5 @@
 """The text of element-wise loops: each thread runs over its own registers of the accumulator's layout."""
 
-from contextlib import nullcontext
 from dataclasses import replace
 
 from tileops_dsl import ir, plan
@@ -22,25 +21,35 @@ def parallel(w: Writer, stmt: ir.Parallel) -> None:
 
 
 def _store_elements(w: Writer, stmt: ir.Parallel, store: ir.Store) -> None:
-    """By the thread that has the element, of a vector by one of them; what lies outside of the tensor is left out."""
-    tensor, source, own = store.buffer, ir.loads(store.value)[0].buffer, set(stmt.vars)
-    extents = dict(zip(stmt.vars, stmt.extents, strict=True))
-    ends = [(i, dim) for i, dim in zip(store.indices, tensor.dims, strict=True) if own & {*ir.subexprs(i)}]
-    ends = [(i, dim) for i, dim in ends if not (isinstance(dim, ir.Const) and extents.get(i, dim.value + 1) <= dim.value)]
-    inside = [f"{w.number(index, 1)} < {w.number(dim)}" for index, dim in ends]
-    if of_tile := len(stmt.vars) == 2:
-        x = _in_block(w, stmt, "x")
-        places = (f"{_tile_row(w, stmt, 'x')}", f"{w.fragments.column(w, x)}{w.part(_columns(w, stmt))}")
-    else:
-        places = (w.fragments.kept(w, "x"),)
-    guard = nullcontext() if of_tile else w.block(f"if ({w.fragments.keeper(w)})")
-    with guard, w.loop("x", plan.registers(w.kernel, source)):
-        for var, place in zip(stmt.vars, places, strict=True):
-            w.line(f"const int {var} = {place};")
-        w.line(f"Fragment<{CTYPES[tensor.dtype]}, 1> value;")
+    """By the thread that has the element, of a vector by one of them; what lies outside of the tensor is left out.
+
+    Of a tile, all rows of a column together: their addresses differ by constants.
+    """
+    tensor, (*rows, kept) = store.buffer, stmt.vars
+    source, ctype = ir.loads(store.value)[0].buffer, CTYPES[tensor.dtype]
+    ends = [(i, dim) for i, dim in zip(store.indices, tensor.dims, strict=True) if kept in ir.subexprs(i)]
+    inside = " && ".join(f"{w.number(index, 1)} < {w.number(dim)}" for index, dim in ends) or "true"
+    pointer, at = f"global<{ctype}>(p.{tensor.name})", w.offset(tensor, store.indices)
+
+    def store_one(guard: str, to: str) -> None:
+        w.line(f"Fragment<{ctype}, 1> value;")
         w.line(f"value[0] = {element(w, store.value, '', '', stmt)};")
-        to = f"global<{CTYPES[tensor.dtype]}>(p.{tensor.name}), {w.offset(tensor, store.indices)}"
-        w.line(f"if ({' && '.join(inside) or 'true'}) store_global<1>({to}, value, 0, {w.site(stmt)});")
+        w.line(f"{guard}store_global<1>({to}, value, 0, {w.site(stmt)});")
+
+    if not rows:
+        group = f"group == {w.role.groups[0]} && " * (plan.parts(w.kernel) > 1)
+        with w.block(f"if ({group}{w.fragments.keeper(w)})"), w.loop("x", plan.registers(w.kernel, source)):
+            w.line(f"const int {kept} = {w.fragments.kept(w, 'x')};")
+            store_one(f"if ({inside}) ", f"{pointer}, {at}")
+        return
+    with w.loop("y", source.shape[1] // 4):
+        w.line(f"const int {kept} = {w.fragments.kept(w, 'y')};")
+        with w.block(f"if ({inside})"):
+            own = w.offset(tensor, (*store.indices[:-1], ir.Var("int32", "own_row")))
+            w.line(f"const auto first = {pointer} + ({own});")
+            with w.loop("z", source.shape[0] // 32):
+                w.line(f"const int x = z / 2 * {w.span(source.shape[1])} + y / 2 * 4 + z % 2 * 2 + y % 2;")
+                store_one("", "first, z / 2 * 64 + z % 2 * 8")
 
 
 def _stacked(w: Writer, stmt: ir.Parallel) -> int:
