@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 from . import operators
 
-# The order of a variant's maps, by its table in csrc/variant.h; row kernels have none.
+# The order of a variant's maps, by its table in csrc/variant.h, up to the last tensor that TMA moves; row kernels have none.
 MAPPED = {"Product": ("a", "b", "c", "residual"), "Attention": ("q", "k", "v", "out"), "Mla": ("q", "kv_cache", "out")}
 MEASURED = ("Product", "Attention")  # chosen where they were measured to win
 
@@ -41,7 +41,7 @@ def _values(k) -> str:
     row = [f'"{c.op}", "{c.name}", Target::{c.target}', *(f"DType::{dtype}" for dtype in c.dtypes)]
     row += [_cpp(k.entry[name]) for name in (*c.facts, "threads", "shared_bytes")]
     if maps is not None:
-        boxes = (f"{{{_cpp(*maps[name].values())}}}" for name in MAPPED[c.table] if maps)
+        boxes = (f"{{{_cpp(*maps[name].values())}}}" for name in MAPPED[c.table] if name in maps)
         row.append(f"{{{', '.join(boxes)}}}")
     return ", ".join([*row, f"reinterpret_cast<const void*>({c.name})"])
 

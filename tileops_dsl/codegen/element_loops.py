@@ -75,8 +75,8 @@ def _columns(w: Writer, stmt: ir.Parallel) -> int:
 def reduce(w: Writer, stmt: ir.Reduce) -> None:
     """Each thread its registers of a row, of which two of every four neighbours are; then the row's four lanes.
 
-    Or what each group has made of its columns, in the order of groups. Down the rows: each thread its registers of a column, two
-    in each block of rows; then the column's eight lanes; or what each warp has made of its rows.
+    Or what each group has made of its columns, in the order of groups. Down the rows: each thread its registers of a column,
+    two in each block of rows; then the column's eight lanes; or what each warp has made of its rows.
     """
     op, src, dst, value = stmt.op.title(), stmt.src, f"{stmt.dst.name}[x]", "own"
     with w.loop("x", plan.registers(w.kernel, stmt.dst)):
@@ -88,7 +88,9 @@ def reduce(w: Writer, stmt: ir.Reduce) -> None:
             return
         if stmt.dim == 0:
             span, first = w.span(src.shape[1]), "x / 2 * 4 + x % 2"
-            parts = (f"reduce_registers<{op}, {src.shape[0] // 64}, {span}>({src.name}, {first}{below})" for below in ("", " + 2"))
+            parts = (
+                f"reduce_registers<{op}, {src.shape[0] // 64}, {span}>({src.name}, {first}{below})" for below in ("", " + 2")
+            )
             w.line(f"{'const ' * stmt.partial}float own = {op}::combine({', '.join(parts)});")
         elif len(src.shape) == 2:
             span = w.span(plan.own_columns(w.kernel, src.shape[1]))

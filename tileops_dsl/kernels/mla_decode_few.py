@@ -59,10 +59,9 @@ def mla_decode_few(config: FewMlaConfig):
                     steps.scale(sums, factor)
                     T.reduce_sum(s, sums, dim=0, clear=False, partial=True)
                     steps.assign(p_half, s)
-                    with T.If(i > 0):  # before, o holds nothing
-                        with T.If(T.any_of(factor, lambda v: v != 1.0)):
-                            for c, r in T.Parallel(dv, bm):
-                                o[c, r] = o[c, r] * factor[r]
+                    with T.If(i > 0), T.If(T.any_of(factor, lambda v: v != 1.0)):  # before, o holds nothing
+                        for c, r in T.Parallel(dv, bm):
+                            o[c, r] = o[c, r] * factor[r]
                     steps.clear_tail(k_tile, slice(0, dv), length - key)
                     T.gemm(k_tile[:, 0:dv], p_half, o, transpose_A=True, clear_accum=i == 0)
                 T.reduce_sum(sums, total)

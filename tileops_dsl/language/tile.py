@@ -184,7 +184,8 @@ def gemm(
 ) -> None:
     """c += a b, in float32; where `clear_accum` (a condition, perhaps) holds, c = a b. a [M, K], b [K, N], or transposed.
 
-    a lies in shared memory or in a fragment; so does b where one group has all of it. `stage=1`: the product runs in the next iteration, behind that one's products.
+    a lies in shared memory or in a fragment; so does b where one group has all of it. `stage=1`: the product runs in the next
+    iteration, behind that one's products.
     """
     require(not builder().groups, "T.gemm divides its rows among all groups", "T.wgmma_gemm in T.ws", here())
     require(stage in (0, 1), f"a product of stage {stage}", "stage=0, or stage=1 for one that runs an iteration later", here())

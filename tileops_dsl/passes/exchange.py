@@ -87,7 +87,7 @@ class _Exchanges:
         dst, (size,), dtype = stmt.dst, stmt.dst.shape, stmt.dst.dtype
         own = dst if stmt.clear else self.allocate(stmt, f"{dst.name}_own", "fragment", (size,), dtype)
         of_all = self.allocate(stmt, f"{dst.name}_all", "shared", (self.groups * size,), dtype)
-        return [replace(stmt, dst=own, clear=True), _copy(stmt.location, own, of_all), replace(stmt, src=of_all)]
+        return [replace(stmt, dst=own, clear=True), _copy(stmt.location, own, of_all), replace(stmt, src=of_all, dim=-1)]
 
     def allocate(self, stmt: ir.Stmt, name: str, scope: str, shape: tuple[int, ...], dtype: str) -> ir.Buffer:
         while name in self.names:

@@ -14,8 +14,17 @@ from tileops_dsl.layouts import Linear
 from tileops_dsl.passes.meaning import views_of
 from tileops_dsl.passes.portable import accumulators
 from tileops_dsl.plan import (
-    down_rows, group_threads, is_load, is_store, layout_columns, layout_rows, named, parts, sharing, tile_loop,
-)  # fmt: skip
+    down_rows,
+    group_threads,
+    is_load,
+    is_store,
+    layout_columns,
+    layout_rows,
+    named,
+    parts,
+    sharing,
+    tile_loop,
+)
 from tileops_dsl.targets import Target
 
 
@@ -128,8 +137,8 @@ def _element_wise(table: dict, loop: ir.Parallel, of_fragment, target: Target, d
     """Fragments of an element-wise loop have the accumulator's layout, each over its own columns; vectors that of its rows, or
     of its columns where reductions run down the rows."""
     for store in loop.body:
-        if isinstance(store.buffer, ir.Tensor) and len(loop.vars) == 2:
-            _check_transposed(loop, store, down)
+        if isinstance(store.buffer, ir.Tensor):
+            _check_elements(loop, store, down)
         elements = [e for e in (store, *ir.loads(store.value)) if isinstance(e.buffer, ir.Tile)]
         whole = target.warp_groups and all(isinstance(element.buffer, ir.Buffer) for element in elements)
         if any(e in loop.vars for e in ir.as_numbers(store.value)) and not whole:
@@ -148,14 +157,16 @@ def _element_wise(table: dict, loop: ir.Parallel, of_fragment, target: Target, d
                 table.setdefault(tile, of_fragment(tile, store.location))
 
 
-def _check_transposed(loop: ir.Parallel, store: ir.Store, down: bool) -> None:
-    """A tile's rows lie along the tensor's last dimension."""
-    *outer, last = store.indices
+def _check_elements(loop: ir.Parallel, store: ir.Store, down: bool) -> None:
+    """What threads store of their own; a tile's rows lie along the tensor's last dimension."""
+    name, (*outer, last) = store.buffer.name, store.indices
+    problem = f"what is stored into {name} is no element of a fragment"
+    require(ir.loads(store.value), problem, "x[i] = vector[i]", store.location)
     used = {e for index in outer for e in ir.subexprs(index)}
     whole = last == loop.vars[0] and last not in used and store.buffer.dims[-1] == ir.Const("int32", loop.extents[0])
-    problem = f"elements of a tile are stored into {store.buffer.name} one by one"
-    instead = "T.copy, or, where reductions run down the rows, x[.., j, i] = tile[i, j] for all i of x"
-    require(down and whole, problem, instead, store.location)
+    problem = f"elements of a tile are stored into {name} one by one"
+    instead = "T.copy; or, where reductions run down the rows, x[.., j, i] = tile[i, j] for all i of x"
+    require(len(loop.vars) == 1 or (down and whole), problem, instead, store.location)
 
 
 def _check_views(loop: ir.Parallel, across: int) -> None:
