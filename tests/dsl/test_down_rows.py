@@ -205,3 +205,27 @@ def test_a_run_on_the_portable_target():
     assert run_passes(kernel, TARGETS["sm_90a"]).roles
     with pytest.raises(TileError, match=r"T\.Persistent of a run on portable"):
         run_passes(kernel, TARGETS["portable"])
+
+
+@pytest.mark.parametrize("what, message", [
+    ("product", "portable takes b from shared memory, and part lies in registers"),
+    ("store", "elements of a tensor are stored on portable"),
+])  # fmt: skip
+def test_what_the_portable_target_lacks(what, message):
+    def program(k: K, q: Q, x: T.Tensor((m,), "float32")):
+        with T.Kernel(threads=128):
+            k_tile, q_tile = T.alloc_shared((64, 64), "bfloat16"), T.alloc_shared((16, 64), "bfloat16")
+            s, o, part = (T.alloc_fragment((64, 16), dtype) for dtype in ("float32", "float32", "bfloat16"))
+            for _row, _column in T.Persistent((1, 1)):
+                for i in T.Pipelined(T.max(n // 64, 1), num_stages=3):
+                    T.copy(k[i * 64, 0], k_tile)
+                    T.copy(q[0, 0], q_tile)
+                    T.gemm(k_tile, q_tile, s, transpose_B=True, clear_accum=i == 0)
+                    if what == "product":
+                        T.gemm(k_tile, part, o, transpose_A=True)
+                if what == "store":
+                    for t, r in T.Parallel(64, 16):
+                        x[t] = s[t, r]
+
+    with pytest.raises(TileError, match=message):
+        run_passes(T.prim_func(program), TARGETS["portable"])

@@ -203,7 +203,7 @@ def _product(a, b, c, transpose_A, transpose_B, policy, clear_accum, stage) -> i
     problem = f"a product of {[m, k]} and {[k_b, n]} into {list(c.shape)}"
     require(k == k_b and c.shape == (m, n), problem, "a [M, K], b [K, N] (or transposed) and c [M, N]", where)
     in_registers = a.buffer.scope == "fragment"
-    one_group = builder().kernel["threads"] == 128 and not in_registers
+    one_group = builder().kernel["threads"] == 128 and not in_registers and not builder().groups
     b_there = b.buffer.scope == "shared" or one_group
     if not b_there or any(is_cut(t.buffer) for t in (a, b, c)) or (in_registers and transpose_A):
         problem = "a product takes b from shared memory and a from there or from a whole fragment, as it lies"

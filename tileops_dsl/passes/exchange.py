@@ -24,6 +24,9 @@ def exchange(kernel: ir.Kernel, target: Target) -> ir.Kernel:
         _check_down(kernel, target)
     elif across:
         _check(kernel, target)
+    for gemm in (s for s in ir.walk(kernel.body, ir.Gemm) if s.b.scope == "fragment" and not target.warp_groups):
+        problem = f"{target.name} takes b from shared memory, and {gemm.b.name} lies in registers"
+        raise TileError(problem, "T.copy into a T.alloc_shared tile, or target sm_90a", gemm.location)
     added = _Exchanges(kernel, WARPS if down else groups if across else 1)
     body = added.body(kernel.body)
     return replace(kernel, body=(*added.allocations, *body)) if added.allocations else kernel

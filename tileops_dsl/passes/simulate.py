@@ -9,6 +9,7 @@ which hold nothing from the issue to the wait: so early they may be written, and
 """
 
 import itertools
+import math
 import random
 from dataclasses import dataclass, field, replace
 
@@ -56,8 +57,8 @@ class Machine:
         self.kernel, self.random = kernel, random.Random(seed)
         self.haste = (0.0, 0.02, 0.3)[seed % 3]  # how soon what is in flight takes effect
         moved = [buffer for buffer in kernel.shared if len(buffer.shape) == 2]
-        # What touches this one takes effect when nothing else can happen; each comes with each haste.
-        self.last = moved[(seed + seed // 3) % len(moved)]
+        # What touches this one takes effect when nothing else can happen; over the seeds, with each haste.
+        self.last = moved[(seed + seed // math.lcm(3, len(moved))) % len(moved)]
         self.by_box = plan.feeds_itself(kernel)
         tiles = 4 - seed % 2 if not self.by_box and plan.tile_loop(kernel).alternate else 2
         values = numbers(kernel, parameters, steps)
