@@ -1,6 +1,7 @@
 """Reductions down the rows, b of a product in registers, a CTA's run of tiles: what passes make of them, and their errors."""
 
 import functools
+import re
 from dataclasses import replace
 
 import pytest
@@ -193,39 +194,52 @@ def test_a_run_with_options(k: K, q: Q, runs: RUNS):
             pass
 
 
-def test_a_run_on_the_portable_target():
-    def program(k: K, q: Q, runs: RUNS):
-        with T.Kernel(4, threads=128) as part:
-            k_tile, q_tile = T.alloc_shared((64, 64), "bfloat16"), T.alloc_shared((16, 64), "bfloat16")
-            s = T.alloc_fragment((64, 16), "float32")
-            for item in T.Persistent(runs[part, 0], runs[part, 1]):
-                scores(k, q, k_tile, q_tile, s, item)
-
-    kernel = T.prim_func(program)
-    assert run_passes(kernel, TARGETS["sm_90a"]).roles
-    with pytest.raises(TileError, match=r"T\.Persistent of a run on portable"):
-        run_passes(kernel, TARGETS["portable"])
+def run_of_items(k: K, q: Q, runs: RUNS):
+    with T.Kernel(4, threads=128) as part:
+        k_tile, q_tile = T.alloc_shared((64, 64), "bfloat16"), T.alloc_shared((16, 64), "bfloat16")
+        s = T.alloc_fragment((64, 16), "float32")
+        for item in T.Persistent(runs[part, 0], runs[part, 1]):
+            scores(k, q, k_tile, q_tile, s, item)
 
 
-@pytest.mark.parametrize("what, message", [
-    ("product", "portable takes b from shared memory, and part lies in registers"),
-    ("store", "elements of a tensor are stored on portable"),
-])  # fmt: skip
-def test_what_the_portable_target_lacks(what, message):
-    def program(k: K, q: Q, x: T.Tensor((m,), "float32")):
-        with T.Kernel(threads=128):
-            k_tile, q_tile = T.alloc_shared((64, 64), "bfloat16"), T.alloc_shared((16, 64), "bfloat16")
-            s, o, part = (T.alloc_fragment((64, 16), dtype) for dtype in ("float32", "float32", "bfloat16"))
-            for _row, _column in T.Persistent((1, 1)):
-                for i in T.Pipelined(T.max(n // 64, 1), num_stages=3):
-                    T.copy(k[i * 64, 0], k_tile)
-                    T.copy(q[0, 0], q_tile)
-                    T.gemm(k_tile, q_tile, s, transpose_B=True, clear_accum=i == 0)
-                    if what == "product":
-                        T.gemm(k_tile, part, o, transpose_A=True)
-                if what == "store":
-                    for t, r in T.Parallel(64, 16):
-                        x[t] = s[t, r]
+def b_in_registers(k: K, q: Q):
+    with T.Kernel(threads=128):
+        k_tile = T.alloc_shared((64, 64), "bfloat16")
+        part = T.alloc_fragment((64, 16), "bfloat16")
+        o = T.alloc_fragment((64, 16), "float32")
+        for _row, _column in T.Persistent((1, 1)):
+            for i in T.Pipelined(n // 64, num_stages=3):
+                T.copy(k[i * 64, 0], k_tile)
+                T.gemm(k_tile, part, o, transpose_A=True)
 
-    with pytest.raises(TileError, match=message):
+
+def stored_elements(k: K, q: Q, x: T.Tensor((m,), "float32")):
+    with T.Kernel(threads=128):
+        k_tile, q_tile = T.alloc_shared((64, 64), "bfloat16"), T.alloc_shared((16, 64), "bfloat16")
+        s = T.alloc_fragment((64, 16), "float32")
+        for _row, _column in T.Persistent((1, 1)):
+            scores(k, q, k_tile, q_tile, s)
+            for t, r in T.Parallel(64, 16):
+                x[t] = s[t, r]
+
+
+ON_PORTABLE = {
+    run_of_items: "T.Persistent of a run on portable",
+    b_in_registers: "portable takes b from shared memory, and part lies in registers",
+    stored_elements: "elements of a tensor are stored on portable",
+}
+
+
+def error_on_portable(program) -> TileError:
+    with pytest.raises(TileError, match=re.escape(ON_PORTABLE[program])) as caught:
         run_passes(T.prim_func(program), TARGETS["portable"])
+    return caught.value
+
+
+@pytest.mark.parametrize("program", ON_PORTABLE)
+def test_what_the_portable_target_lacks(program):
+    assert "sm_90a" in error_on_portable(program).instead
+
+
+def test_a_run_on_the_other_target():
+    assert run_passes(T.prim_func(run_of_items), TARGETS["sm_90a"]).roles
