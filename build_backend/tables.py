@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 from . import operators
 
-# The order of a variant's maps, by its table in csrc/variant.h; row kernels have none.
+# The order of a variant's maps, by its table in csrc/variant.h, up to the last tensor that TMA moves; row kernels have none.
 MAPPED = {"Product": ("a", "b", "c", "residual"), "Attention": ("q", "k", "v", "out"), "Mla": ("q", "kv_cache", "out")}
 MAPPED["Decode"] = ("q", "k", "v")
 MEASURED = ("Product", "Attention")  # chosen where they were measured to win

@@ -9,8 +9,9 @@
 #include "tma.h"
 
 // A build without such kernels has no parameters of theirs.
-#if __has_include("mla_decode_sm_90a_params.h")
+#if __has_include("mla_decode_sm_90a_params.h") && __has_include("mla_decode_few_sm_90a_params.h")
 #define TILEOPS_MLA
+#include "mla_decode_few_sm_90a_params.h"
 #include "mla_decode_sm_90a_params.h"
 #endif
 
@@ -29,6 +30,12 @@ std::string describe(const MlaCall& call) {
 // Rows [batch, query and head] with one stride over the latter.
 bool has_rows(const MlaCall& call, const int64_t* strides) {
   return call.sq == 1 || call.heads == 1 || strides[1] == call.heads * strides[2];
+}
+
+// Each tile of rows reads the cache: as few tiles as can be; then as few rows beyond the call's.
+bool is_better(const MlaVariant& v, const MlaVariant& other, int64_t rows) {
+  const int64_t tiles = ceil_div(rows, v.bm), others = ceil_div(rows, other.bm);
+  return tiles < others || (tiles == others && v.bm < other.bm);
 }
 
 }  // namespace
@@ -62,8 +69,12 @@ const char* why_not(const MlaVariant& v, const MlaCall& call) {
 MlaChoice choose_mla(const Device& device, const MlaCall& call) {
   const Fitting<MlaVariant> found = fitting(mla_variants, mla_variant_count, device, call);
   if (!found.first) return {nullptr, none_fits(kOp, describe(call), device, found.last_reason)};
+  const MlaVariant* best = found.first;
+  for (int i = 0; i < mla_variant_count; ++i) {
+    if (found.fits[i] && is_better(mla_variants[i], *best, call.rows())) best = &mla_variants[i];
+  }
   const std::string& force = knobs().force;
-  return {found.first, force.empty() ? "it serves " + describe(call) : "TILEOPS_FORCE=" + force + " is set"};
+  return {best, force.empty() ? "it serves " + describe(call) : "TILEOPS_FORCE=" + force + " is set"};
 }
 
 #ifdef TILEOPS_MLA
@@ -76,12 +87,12 @@ tensor_map map_rows(const MlaVariant& v, int map, const void* data, int64_t colu
   return map_of({data, 3, {columns, rows, count}, {bytes(rows, strides[1]), bytes(count, strides[0])}, v.x, v.maps[map]});
 }
 
-void launch_decode(const MlaVariant& v, const MlaCall& call, const SplitProblem& problem, const Split& split, cudaStream_t stream) {
-  mla_decode_sm_90a_params p = {};
-  const int64_t out_strides[] = {call.out_strides[0], call.heads > 1 ? call.out_strides[2] : call.out_strides[1]};
+// What both programs take: all but out.
+template <typename Params>
+Params parameters(const MlaVariant& v, const MlaCall& call, const SplitProblem& problem, const Split& split) {
+  Params p = {};
   p.q = map_rows(v, 0, call.q, v.head_dim, call.rows(), call.batches, call.q_strides);
   p.kv_cache = map_rows(v, 1, call.cache, v.head_dim, v.page, call.pages, call.cache_strides);
-  p.out = map_rows(v, 2, call.out, v.head_dim_v, call.rows(), call.batches, out_strides);
   p.lse = call.lse;
   p.partial = mutable_data(split.partial.get());
   p.partial_lse = mutable_data(split.partial_lse.get());
@@ -106,8 +117,24 @@ void launch_decode(const MlaVariant& v, const MlaCall& call, const SplitProblem&
   p.schedule_stride[0] = 8;
   p.causal = call.causal;
   p.scale_log2 = call.scale_log2;
+  return p;
+}
+
+void launch_decode(const MlaVariant& v, const MlaCall& call, const SplitProblem& problem, const Split& split, cudaStream_t stream) {
   const dim3 grid(static_cast<unsigned>(ceil_div(call.rows(), v.bm)), static_cast<unsigned>(problem.parts), 1);
-  launch_kernel({kOp, v.name, v.kernel, grid, v.threads, v.shared_bytes, 0}, &p, stream);
+  const Launch launch = {kOp, v.name, v.kernel, grid, v.threads, v.shared_bytes, 0};
+  const int64_t out_strides[] = {call.out_strides[0], call.heads > 1 ? call.out_strides[2] : call.out_strides[1]};
+  if (v.maps[2].columns > 0) {
+    auto p = parameters<mla_decode_sm_90a_params>(v, call, problem, split);
+    p.out = map_rows(v, 2, call.out, v.head_dim_v, call.rows(), call.batches, out_strides);
+    launch_kernel(launch, &p, stream);
+  } else {
+    auto p = parameters<mla_decode_few_sm_90a_params>(v, call, problem, split);
+    p.out = call.out;
+    std::copy(out_strides, out_strides + 2, p.out_stride);
+    p.out_stride[2] = 1;
+    launch_kernel(launch, &p, stream);
+  }
 }
 
 }  // namespace

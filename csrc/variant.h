@@ -102,6 +102,7 @@ extern const AttentionMeasurement attention_measurements[];
 extern const int attention_measurement_count;
 
 // A kernel of mla_decode, for parts of all requests that csrc/kernels/split_schedule.cu deals out; grid = (ceil(rows / bm), parts).
+// One of mla_decode_few, another program for fewer rows, stores out without TMA and takes other parameters.
 struct MlaVariant {
   const char* op;
   const char* name;
@@ -110,7 +111,7 @@ struct MlaVariant {
   int bm, page, head_dim, head_dim_v;  // the tile: queries and heads, tokens of a page, columns of a key and of a value
   int threads;
   int shared_bytes;
-  MapBox maps[3];  // q, kv_cache, out
+  MapBox maps[3];  // q, kv_cache, out; of mla_decode_few no out
   const void* kernel;
 };
 

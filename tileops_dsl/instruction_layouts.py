@@ -65,6 +65,24 @@ class AccumulatorRows:
 
 
 @dataclass(frozen=True)
+class AccumulatorColumns:
+    """A value for each column of a WgmmaAccumulator, in the eight lanes of each warp that hold the column."""
+
+    columns: int
+    threads = WARP_GROUP
+    shape = property(lambda self: (self.columns,))
+    ragged = False
+    registers = property(lambda self: self.columns // 4)
+
+    def place(self, index: tuple[int]) -> tuple[set[int], int]:
+        eight, column = divmod(index[0], 8)
+        return {t for t in range(WARP_GROUP) if t % 4 == column // 2}, eight * 2 + column % 2
+
+    def __str__(self) -> str:
+        return f"columns of a wgmma accumulator, {self.columns}"
+
+
+@dataclass(frozen=True)
 class WarpAccumulators(_Accumulators):
     """C (float32) of a whole CTA in blocks of 16 x 8, one of mma.m16n8k16 each, of warps [down, across].
 

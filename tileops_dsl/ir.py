@@ -275,6 +275,7 @@ class Reduce(Stmt):
     dst: Buffer
     clear: bool
     partial: bool = False
+    dim: int = -1
 
 
 class Store(Stmt):

@@ -29,6 +29,11 @@ def by_columns(kernel: ir.Kernel) -> bool:
     return any(gemm.policy == "full_col" for gemm in ir.walk(kernel.body, ir.Gemm))
 
 
+def down_rows(kernel: ir.Kernel) -> bool:
+    """Whether reductions run down the rows, so that vectors have a value for each column."""
+    return any(stmt.dim == 0 for stmt in ir.walk(kernel.body, ir.Reduce))
+
+
 def sharing(kernel: ir.Kernel) -> int:
     """Groups that divide the rows of a tile; of those that alternate, or that T.ws names, each has its own."""
     groups = len(consumers(kernel).groups)
@@ -65,7 +70,9 @@ def group_threads(kernel: ir.Kernel) -> int:
 
 
 def blocks(kernel: ir.Kernel) -> int:
-    """Of 64 rows, which a group has of each fragment, one behind the other in registers."""
+    """Of 64 rows, which a group has of each fragment, one behind the other in registers; 1 where each has its own number."""
+    if down_rows(kernel):
+        return 1
     return next((la.rows // 64 for la in kernel.layouts.values() if isinstance(la, WgmmaAccumulator)), 1)
 
 

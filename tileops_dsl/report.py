@@ -35,7 +35,7 @@ def _threads(kernel: ir.Kernel) -> str:
     if kernel.barriers:
         how = "take tiles in turn" if plan.tile_loop(kernel).alternate else "multiply"
         part = ", some columns each" if plan.parts(kernel) > 1 else " each"
-        rows = f"{64 * plan.blocks(kernel)} rows{part}"
+        rows = "all rows" if plan.down_rows(kernel) else f"{64 * plan.blocks(kernel)} rows{part}"
         return f"{len(groups) + 1} warp groups: group 0 loads, {', '.join(map(str, groups))} {how}, {rows}"
     layout = next(layout for layout in kernel.layouts.values() if isinstance(layout, WarpAccumulators))
     return f"{layout.down} x {layout.across} warps of {layout.rows // layout.down} x {layout.columns // layout.across}"

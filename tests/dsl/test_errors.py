@@ -301,7 +301,7 @@ def test_if_of_a_number(n: N):
         pass
 
 
-@rejected("reduction of [4, 128] over dim 0 into [4]", "the last dimension of a tile, into a fragment of the others")
+@rejected("reduction of [4, 128] over dim 0 into [4]", "a dimension of a tile [rows, columns], into a fragment of the other")
 def test_reduction_over_rows():
     with T.Kernel(1, threads=128):
         tile = T.alloc_fragment((4, 128), "float32")
@@ -309,7 +309,7 @@ def test_reduction_over_rows():
         T.reduce_sum(tile, total, 0)  # here
 
 
-@rejected("reduction of [4, 128] over dim -1 into [128]", "the last dimension of a tile, into a fragment of the others")
+@rejected("reduction of [4, 128] over dim -1 into [128]", "a dimension of a tile [rows, columns], into a fragment of the other")
 def test_reduction_into_another_shape():
     with T.Kernel(1, threads=128):
         tile = T.alloc_fragment((4, 128), "float32")
@@ -317,7 +317,7 @@ def test_reduction_into_another_shape():
         T.reduce_max(tile, total)  # here
 
 
-@rejected("reduction of [4] over dim -1 into []", "the last dimension of a tile, into a fragment of the others")
+@rejected("reduction of [4] over dim -1 into []", "a dimension of a tile [rows, columns], into a fragment of the other")
 def test_reduction_of_a_vector():
     with T.Kernel(1, threads=128):
         totals = T.alloc_fragment((4,), "float32")

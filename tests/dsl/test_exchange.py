@@ -219,8 +219,8 @@ def test_a_part_of_columns(a: A, b: B):
                 piece[r, j] = 0.0
 
 
-@rejected("an element of a tensor in a kernel without T.ws", "the groups' work in T.ws")
-def test_a_store_of_elements(a: A, b: B, lengths: T.Tensor((m,), "int32")):
+@rejected("what is stored into lengths is no element of a fragment", "x[i] = vector[i]")
+def test_a_store_of_what_no_thread_has(a: A, b: B, lengths: T.Tensor((m,), "int32")):
     with T.Kernel(threads=256):
         a_tile = T.alloc_shared((64, 64), "bfloat16")
         b_tile = T.alloc_shared((128, 64), "bfloat16")

@@ -54,8 +54,8 @@ def test_smoke_has_one_kernel_that_serves_anything(smoke):
         if kernel["op"] == "flash_attention":
             assert (kernel["x"], kernel["causal"], kernel["tile"][2]) == ("bfloat16", False, 128)
             continue
-        if kernel["op"] in ("mla_decode", "mla_combine"):  # of pieces, which are float32
-            assert (kernel["x"], kernel["y"]) == ("bfloat16" if kernel["op"] == "mla_decode" else "float32", "bfloat16")
+        if kernel["op"].startswith("mla_"):  # the pieces that mla_combine reads are float32
+            assert (kernel["x"], kernel["y"]) == ("float32" if kernel["op"] == "mla_combine" else "bfloat16", "bfloat16")
             continue
         assert (kernel["x"], kernel["y"], kernel["vector"], kernel["max_cols"]) == ("bfloat16", "bfloat16", 1, 0)
         assert not kernel["lanes_on_rows"] and not kernel["shifted"]

@@ -11,7 +11,7 @@ from fragments import Matrices, MmaA, MmaAccumulator, MmaB, WgmmaA
 
 from build_backend import toolkit
 from build_backend.errors import BuildError
-from tileops_dsl.instruction_layouts import AccumulatorRows, Operand, SharedTile, Swizzle, WgmmaAccumulator
+from tileops_dsl.instruction_layouts import AccumulatorColumns, AccumulatorRows, Operand, SharedTile, Swizzle, WgmmaAccumulator
 
 INCLUDE = Path(__file__).resolve().parents[2] / "csrc" / "include"
 
@@ -102,6 +102,16 @@ TRANSPOSED = """
 """
 
 
+# Columns 0, 1, 7, 8 and 30 of the vector: its threads of the first warp, and the register.
+COLUMNS = """
+0 4 8 12 16 20 24 28  0
+0 4 8 12 16 20 24 28  1
+3 7 11 15 19 23 27 31  1
+0 4 8 12 16 20 24 28  2
+3 7 11 15 19 23 27 31  6
+"""
+
+
 @pytest.mark.parametrize("layout, rows, columns, text", [
     (MmaAccumulator(), range(16), range(8), MMA_ACCUMULATOR),
     (MmaB(), range(16), range(8), MMA_B),
@@ -124,6 +134,25 @@ def test_rows_lie_with_their_accumulator(rows):
         assert threads == set().union(*(holders for holders, _ in places))
         assert {r // 16 * 2 + r // 2 % 2 for _, r in places} == {register}
     assert layout.registers == rows // 32
+
+
+def test_columns_lie_as_written():
+    lines = [list(map(int, line.split())) for line in COLUMNS.strip().splitlines()]
+    for column, (*lanes, register) in zip((0, 1, 7, 8, 30), lines, strict=True):
+        everywhere = {warp * 32 + lane for warp in range(4) for lane in lanes}
+        assert AccumulatorColumns(32).place((column,)) == (everywhere, register)
+
+
+@pytest.mark.parametrize("columns, rows", [(16, 64), (32, 512)])
+def test_columns_lie_with_their_accumulator(columns, rows):
+    """Each value in the threads that hold its column; the register is the column's first pair in a block of rows, halved."""
+    layout, tile = AccumulatorColumns(columns), WgmmaAccumulator(columns, rows)
+    for column in range(columns):
+        places = [tile.place((row, column)) for row in range(rows)]
+        threads, register = layout.place((column,))
+        assert threads == set().union(*(holders for holders, _ in places))
+        assert {r % (columns // 2) // 4 * 2 + r % 2 for _, r in places} == {register}
+    assert layout.registers == columns // 4 and layout.shape == (columns,)
 
 
 def test_matrices():

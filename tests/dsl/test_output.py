@@ -18,6 +18,7 @@ ROOT = Path(__file__).parents[2]
 PROGRAMS = ROOT / "tileops_dsl" / "kernels"
 SHORT = {"bfloat16": "bf16", "float16": "f16", "float32": "f32"}
 OPS = ("softmax", "rms_norm", "rms_norm_silu")
+MLA = ("mla_decode", "mla_decode_few")
 
 
 def rows(manifest: dict) -> dict[str, dict]:
@@ -67,7 +68,7 @@ def test_each_kernel_is_in_the_file_that_the_manifest_names(everything, kernel_t
             flags = [flag for flag in ("causal", "window", "sinks", "softcap") if entry[flag]]
             mask = ["full"] * (not (entry["causal"] or entry["window"]))
             assert name == "_".join([f"{begin}_{tile}{dv}", *mask, *flags])
-        elif entry["op"] == "mla_decode":
+        elif entry["op"] in MLA:
             assert name == f"{begin}_{tile}"
         else:
             assert source["file"] == f"{begin}.cu"
@@ -166,19 +167,14 @@ def test_registry_of_attention(everything):
 def test_registry_of_mla(everything):
     table = everything.files["registry.cpp"].partition("const MlaVariant")[2]
     found = re.findall(ROW, table, re.M)
-    assert [name for _, name, _, _ in found] == [
-        n for n, k in everything.manifest["kernels"].items() if k["op"] == "mla_decode"
-    ]
+    assert [name for _, name, _, _ in found] == [n for n, k in everything.manifest["kernels"].items() if k["op"] in MLA]
     for op, name, numbers, symbol in found:
         entry = everything.manifest["kernels"][name]
         boxes = ", ".join(f"{{{', '.join(map(str, (*m['box'], m['swizzle'])))}}}" for m in entry["maps"].values())
         sizes = map(str, (*entry["tile"], entry["threads"], entry["shared_bytes"]))
         what = [f"Target::{entry['target']}", f"DType::{SHORT[entry['x']]}", *sizes, f"{{{boxes}}}"]
-        assert (op, symbol, numbers) == ("mla_decode", name, ", ".join(what)) and list(entry["maps"]) == [
-            "q",
-            "kv_cache",
-            "out",
-        ]
+        assert (op, symbol, numbers) == (entry["op"], name, ", ".join(what))
+        assert list(entry["maps"]) == ["q", "kv_cache", *["out"] * (op == "mla_decode")]
     assert found and f"const int mla_variant_count = {len(found)};" in table
 
 

@@ -238,9 +238,9 @@ def test_every_error_of_the_passes_has_a_test():
     rows, words, roles = map(neighbour, ("test_layout_errors", "test_role_errors", "test_roles"))
     errors = [*map(error_of, programs_of(rows)), rows.too_many(), *map(error_of_corrupted, CORRUPTED)]
     errors += [*map(error_of, programs_of(words)), words.too_many_stages()]
-    groups, edges, columns = map(neighbour, ("test_ws", "test_edges", "test_exchange"))
+    groups, edges, columns, down = map(neighbour, ("test_ws", "test_edges", "test_exchange", "test_down_rows"))
     errors += [*map(error_of, [*programs_of(groups), *programs_of(edges)]), *edges.errors_of_corrupted()]
-    errors += [*map(error_of, programs_of(columns))]
+    errors += [*map(error_of, [*programs_of(columns), *programs_of(down)]), *map(down.error_on_portable, down.ON_PORTABLE)]
     errors += [*map(roles.error_of_corrupted, roles.CORRUPTED), *neighbour("test_portable_gemm").errors()]
     assert untested("passes", errors) == set()
 

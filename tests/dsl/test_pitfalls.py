@@ -182,6 +182,6 @@ def test_tensor_of_another_program():
 
 
 def test_every_error_of_the_language_has_a_test():
-    words, others = neighbour("test_errors"), map(neighbour, ("test_role_errors", "test_ws"))
+    words, others = neighbour("test_errors"), map(neighbour, ("test_role_errors", "test_ws", "test_down_rows"))
     programs = [p for module in (words, *others, sys.modules[__name__]) for p in programs_of(module)]
     assert untested("language", [*map(error_of, programs), words.outside_a_program()]) == set()

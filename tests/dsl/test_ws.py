@@ -197,7 +197,9 @@ def test_an_element_of_an_iteration(table: TABLE):
                 pass
 
 
-@rejected("an element of a tensor in a kernel without T.ws", "the groups' work in T.ws")
+@rejected(
+    "an element of a tensor in a kernel without T.ws", "the groups' work in T.ws, or T.Persistent of tiles that they share"
+)
 def test_a_store_of_elements(table: TABLE):
     with T.Kernel(1, threads=128):
         for i in T.Parallel(64):

@@ -204,7 +204,7 @@ def as_tensor(array: np.ndarray) -> torch.Tensor:
 
 def mla_problem(kernel: dict, seed: int) -> Problem:
     """Whole requests: nothing is merged."""
-    n, sq, heads, d = 4, 2, 40, kernel["tile"][2]
+    n, sq, heads, d = 4, 2, min(40, kernel["tile"][0] // 2), kernel["tile"][2]
     values, grid, exact = mla.decode_problem(SimpleNamespace(**kernel), [130, 0, 65, 300], heads, sq, parts=1)
     values |= {name: as_tensor(v) for name, v in values.items() if isinstance(v, np.ndarray)}
     names, by_query = ("q", "kv_cache", "block_table", "cache_seqlens"), (n, sq, heads, -1)
@@ -287,7 +287,8 @@ def combine_problem(kernel: dict, seed: int) -> Problem:
 
 
 PROBLEMS = {"gemm": gemm_problem, "flash_attention": attention_problem, "merge_attention": merge_problem}
-PROBLEMS |= {"mla_decode": mla_problem, "mla_combine": combine_problem, "attention_decode": decode_problem}
+PROBLEMS |= {"mla_decode": mla_problem, "mla_decode_few": mla_problem, "mla_combine": combine_problem}
+PROBLEMS["attention_decode"] = decode_problem
 
 
 def problem_of(kernel: dict, seed: int) -> Problem:

@@ -28,8 +28,9 @@ from tileops_dsl import emulate, output  # noqa: E402
 from tileops_dsl.emulate_rows import CODES, decode, encode, error_bound  # noqa: E402
 from tileops_dsl.kernels import configs_of  # noqa: E402
 
-OPS = ("gemm", "flash_attention", "mla_decode", "softmax", "rms_norm", "rms_norm_silu", "merge_attention", "mla_combine")
-OPS += ("attention_decode",)
+OPS = ("gemm", "flash_attention", "attention_decode", "mla_decode", "mla_decode_few", "softmax", "rms_norm", "rms_norm_silu")
+OPS += ("merge_attention", "mla_combine")
+MLA = ("mla_decode", "mla_decode_few")
 MERGES = ("merge_attention", "mla_combine")  # whose threads exchange nothing
 ACTIVATIONS = {0: lambda v: v, 1: lambda v: np.maximum(v, 0), 4: lambda v: v / (1 + np.exp(-v))}
 
@@ -69,6 +70,7 @@ def of_rows(row):
 
 SCHEDULES = {"gemm": of_gemm, "flash_attention": of_attention, "mla_decode": lambda row: []}
 SCHEDULES["attention_decode"] = lambda row: ["values"] * (row.head_dim_v != row.tile[2]) + ["softcap"] * row.softcap
+SCHEDULES["mla_decode_few"] = lambda row: [f"{row.tile[0]}rows"]
 
 
 def small(row):
@@ -84,7 +86,7 @@ def small(row):
         return replace(row, tile=(row.tile[0], 32, 96 if values else 64), head_dim_v=values, measured=())
     if row.op == "attention_decode":
         return replace(row, tile=(64, 64, 64), head_dim_v=32 if row.head_dim_v != row.tile[2] else 64)
-    return replace(row, tile=(64, 64, 192, 128)) if row.op == "mla_decode" else row
+    return replace(row, tile=(row.tile[0], 64, 192, 128)) if row.op in MLA else row
 
 
 @functools.cache
@@ -272,7 +274,7 @@ def merge_problem(row, shape) -> Problem:
 
 
 def mla_problem(row, *call, **more) -> Problem:
-    """Of mla_decode: lengths, heads, queries, causal, parts."""
+    """Of mla_decode and mla_decode_few: lengths, heads, queries, causal, parts."""
     return Problem(*mla.decode_problem(row, *call, **more))
 
 
@@ -285,8 +287,9 @@ def edges(row) -> list[Problem]:
     if row.op == "attention_decode":
         capped = {"softcap": 5.0} if row.softcap else {}
         return [Problem(*lengths.decode_problem(row, *case, more | capped)) for *case, more in lengths.DECODES]
-    if row.op == "mla_decode":
-        return [mla_problem(row, *call, spread=2.0 + 2 * n) for n, call in enumerate(mla.DECODES)]
+    if row.op in MLA:
+        calls = mla.few(row.tile[0]) if row.op == "mla_decode_few" else mla.DECODES
+        return [mla_problem(row, *call, spread=2.0 + 2 * n) for n, call in enumerate(calls)]
     if row.op == "mla_combine":
         return [Problem(*mla.combine_problem(row, *call)) for call in mla.COMBINES]
     if row.op == "merge_attention":

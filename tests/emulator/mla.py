@@ -23,6 +23,14 @@ DECODES = [  # lengths, heads, sq, causal, parts
     ([300, 64, 5, 900], 24, 3, 0, 5),
     ([130, 200, 129], 5, 1, 1, 1),
 ]
+
+
+def few(rows: int) -> list:
+    """The same, and others, of at most so many heads and queries."""
+    calls = [(lengths, min(heads, rows // sq), sq, *more) for lengths, heads, sq, *more in DECODES]
+    return [*calls, ([65, 0, 200], 1, 1, 1, 2), ([190, 64], 3, 1, 0, 1), ([130, 70], rows // 4, 3, 1, 2)]
+
+
 COMBINES = [  # pieces of each request, queries, heads
     ([0, 3, 0, 2, 4], 2, 7),
     ([9, 0, 17, 8], 1, 3),  # more than are loaded together

@@ -14,7 +14,7 @@ from tileops_dsl.kernels import LIBRARY, configs_of
 
 TABLE = mutants.scores()
 ROWS = {op: configs_of(op) for op in library.OPS}
-TILED = ("gemm", "flash_attention", "mla_decode")
+TILED = ("gemm", "flash_attention", *library.MLA)
 SCHEDULES = [name for name in library.all_schedules() if name.startswith(TILED)]
 FILES = sorted({(row.op, row.file) for op in ROWS if op not in TILED for row in ROWS[op]})
 
@@ -39,6 +39,10 @@ def test_row(row):
         problem = library.gemm_problem(row, *shape, bias="bfloat16", activation=4, residual=True)
     elif row.op == "mla_decode":
         problem = library.mla_problem(row, [300, 5, 0, 130], 40, 2, parts=3, spread=8.0)
+    elif row.op == "mla_decode_few":
+        problem = library.mla_problem(row, [300, 5, 0, 130], row.tile[0] // 2 - 1, 2, parts=3, spread=8.0)
+    elif row.lengths:
+        problem = library.lengths_edges(row)[0]
     else:
         problem = library.attention_problem(row, 1, 150, 400, 4, 2, ctas=4, **library.options_of(row, 4, left=170))
     for seed in range(2 if row.op == "flash_attention" else 1):

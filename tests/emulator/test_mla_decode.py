@@ -13,7 +13,7 @@ from tileops_dsl.kernels import configs_of
 from tileops_dsl.passes import run_passes
 from tileops_dsl.targets import TARGETS
 
-ROWS = configs_of("mla_decode")
+ROWS = [*configs_of("mla_decode"), *configs_of("mla_decode_few")]
 
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)

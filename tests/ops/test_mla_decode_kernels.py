@@ -17,7 +17,7 @@ import tileops
 MANIFEST = Path(tileops.__file__).parent.parent / "csrc" / "generated" / "manifest.json"
 EVERY = json.loads(MANIFEST.read_text())["kernels"] if MANIFEST.exists() else {}
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16}
-KERNELS = {name: kernel for name, kernel in EVERY.items() if kernel["op"] == "mla_decode"}
+KERNELS = {name: kernel for name, kernel in EVERY.items() if kernel["op"] in ("mla_decode", "mla_decode_few")}
 pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device"),
@@ -73,12 +73,13 @@ def test_repeats_are_equal(dtype):
 def test_results_in_place(dtype):
     """With strides that the kernel writes, and with strides that it does not."""
     tokens, cache = requests([300, 70], 64, dtype, "cuda")
-    q = queries(2, 2, 16, dtype)
+    heads = KERNELS[tileops.knobs.current().force]["tile"][0] // 2  # so many that this kernel is taken without being asked for
+    q = queries(2, 2, heads, dtype)
     expected = check(q, tokens, cache)
     for width, order in ((520, (0, 1, 2)), (512, (0, 2, 1))):
-        sizes, back = [(2, 2, 16)[i] for i in order], map(order.index, range(3))
+        sizes, back = [(2, 2, heads)[i] for i in order], map(order.index, range(3))
         out = torch.full((*sizes, width), torch.nan, dtype=dtype, device="cuda")[..., :512].permute(*back, 3)
-        lse = torch.full((2, 16, 2, 2), torch.nan, device="cuda")[..., 0]
+        lse = torch.full((2, heads, 2, 2), torch.nan, device="cuda")[..., 0]
         with tileops.knobs.scope(force="", require_native=False):
             found = tileops.mla_decode(q, *cache, SCALE, out=out, lse=lse)
         assert found[0] is out and all(map(torch.equal, found, expected))
@@ -100,6 +101,16 @@ def test_one_graph_serves_changing_lengths(dtype):
         assert torch.equal(out, expected[0]) and torch.equal(lse, expected[1])
         if now[1] == 4096:
             check(q, [t[:n] for t, n in zip(tokens, now, strict=True)], (cache, table, lengths))
+
+
+def test_the_kernel_reads_the_cache_once_and_wastes_few_rows(dtype):
+    _, cache = requests([70], 64, dtype, "cuda")
+    with tileops.knobs.scope(force="", require_native=False):
+        for heads, rows, bm in ((1, 1, 16), (16, 1, 16), (8, 2, 16), (17, 1, 32), (16, 2, 32), (33, 1, 64), (128, 1, 64)):
+            variant = tileops.explain("mla_decode", queries(1, rows, heads, dtype), *cache, SCALE).variant
+            wanted = [kernel["tile"][0] for name, kernel in KERNELS.items() if name == variant]
+            of_dtype = sorted(k["tile"][0] for k in KERNELS.values() if DTYPES[k["x"]] == dtype)
+            assert wanted == [min([tile for tile in of_dtype if tile >= bm], default=of_dtype[-1])], (heads, rows)
 
 
 def test_what_no_kernel_serves_says_why(dtype):

@@ -10,9 +10,61 @@ from tileops_dsl.schedule import Chunks
 
 
 def parallel(w: Writer, stmt: ir.Parallel) -> None:
-    """Over tiles; or over the rows alone, of which each thread has some."""
-    registers = w.span(_columns(w, stmt)) if len(stmt.extents) == 2 else plan.registers(w.kernel, stmt.body[0].buffer)
+    """Over tiles; or over the rows (or columns) alone, of which each thread has some."""
+    if isinstance(stmt.body[0].buffer, ir.Tensor):
+        for store in stmt.body:
+            _store_elements(w, stmt, store)
+        return
+    of_tile = len(stmt.extents) == 2
+    registers = w.span(_columns(w, stmt)) * _stacked(w, stmt) if of_tile else plan.registers(w.kernel, stmt.body[0].buffer)
     _loop(w, stmt, registers, "")
+
+
+def _store_elements(w: Writer, stmt: ir.Parallel, store: ir.Store) -> None:
+    """By the thread that has the element, of a vector by one of them; what lies outside of the tensor is left out.
+
+    Of a tile, all rows of a column together: their addresses differ by constants.
+    """
+    tensor, (*rows, kept) = store.buffer, stmt.vars
+    source, ctype = ir.loads(store.value)[0].buffer, CTYPES[tensor.dtype]
+    ends = [(i, dim) for i, dim in zip(store.indices, tensor.dims, strict=True) if kept in ir.subexprs(i)]
+    inside = " && ".join(f"{w.number(index, 1)} < {w.number(dim)}" for index, dim in ends) or "true"
+    pointer, at = f"global<{ctype}>(p.{tensor.name})", w.offset(tensor, store.indices)
+
+    def store_one(guard: str, to: str) -> None:
+        w.line(f"Fragment<{ctype}, 1> value;")
+        w.line(f"value[0] = {element(w, store.value, '', '', stmt)};")
+        w.line(f"{guard}store_global<1>({to}, value, 0, {w.site(stmt)});")
+
+    if not rows:
+        group = f"group == {w.role.groups[0]} && " * (plan.parts(w.kernel) > 1)
+        with w.block(f"if ({group}{w.fragments.keeper(w)})"), w.loop("x", plan.registers(w.kernel, source)):
+            w.line(f"const int {kept} = {w.fragments.kept(w, 'x')};")
+            store_one(f"if ({inside}) ", f"{pointer}, {at}")
+        return
+    with w.loop("y", source.shape[1] // 4):
+        w.line(f"const int {kept} = {w.fragments.kept(w, 'y')};")
+        with w.block(f"if ({inside})"):
+            own = w.offset(tensor, (*store.indices[:-1], ir.Var("int32", "own_row")))
+            w.line(f"const auto first = {pointer} + ({own});")
+            with w.loop("z", source.shape[0] // 32):
+                w.line(f"const int x = z / 2 * {w.span(source.shape[1])} + y / 2 * 4 + z % 2 * 2 + y % 2;")
+                store_one("", "first, z / 2 * 64 + z % 2 * 8")
+
+
+def _stacked(w: Writer, stmt: ir.Parallel) -> int:
+    """Blocks of 64 rows over whose registers x runs, one block behind the other: where all have their columns alike."""
+    return stmt.extents[0] // 64 if plan.down_rows(w.kernel) and len(stmt.extents) == 2 else 1
+
+
+def _in_block(w: Writer, stmt: ir.Parallel, x: str) -> str:
+    return f"({x} % {w.span(stmt.extents[1])})" if _stacked(w, stmt) > 1 else x
+
+
+def _tile_row(w: Writer, stmt: ir.Parallel, x: str) -> str:
+    """Of register x of a tile."""
+    below = f" + {x} / {w.span(stmt.extents[1])} * 64" if _stacked(w, stmt) > 1 else ""
+    return w.fragments.row(w, w.fragments.row_register(w, x)) + below
 
 
 def _columns(w: Writer, stmt: ir.Parallel) -> int:
@@ -23,25 +75,47 @@ def _columns(w: Writer, stmt: ir.Parallel) -> int:
 def reduce(w: Writer, stmt: ir.Reduce) -> None:
     """Each thread its registers of a row, of which two of every four neighbours are; then the row's four lanes.
 
-    Or what each group has made of its columns, in the order of groups.
+    Or what each group has made of its columns, in the order of groups. Down the rows: each thread its registers of a column,
+    two in each block of rows; then the column's eight lanes; or what each warp has made of its rows.
     """
     op, src, dst, value = stmt.op.title(), stmt.src, f"{stmt.dst.name}[x]", "own"
     with w.loop("x", plan.registers(w.kernel, stmt.dst)):
         if src.scope == "shared":
-            row, rows = w.fragments.row(w, "x"), stmt.dst.shape[0]
+            row, rows = w.fragments.kept(w, "x"), stmt.dst.shape[0]
             for group in range(src.shape[0] // rows):
                 loaded = f"load_shared({src.name}, {row}{f' + {group * rows}' if group else ''}, {w.site(stmt)})"
                 w.line(f"{dst} = {f'{op}::combine({dst}, {loaded})' if group or not stmt.clear else loaded};")
             return
-        if len(src.shape) == 2:
+        if stmt.dim == 0:
+            span, first = w.span(src.shape[1]), "x / 2 * 4 + x % 2"
+            parts = (
+                f"reduce_registers<{op}, {src.shape[0] // 64}, {span}>({src.name}, {first}{below})" for below in ("", " + 2")
+            )
+            w.line(f"{'const ' * stmt.partial}float own = {op}::combine({', '.join(parts)});")
+        elif len(src.shape) == 2:
             span = w.span(plan.own_columns(w.kernel, src.shape[1]))
             first = f"x / 2 * {span} + x % 2 * 2" if w.blocks > 1 else "2 * x"
             parts = (f"reduce_registers<{op}, {span // 4}, 4>({src.name}, {first}{odd})" for odd in ("", " + 1"))
             w.line(f"const float own = {op}::combine({', '.join(parts)});")
         else:  # what a partial one left in each thread
             value = f"{src.name}[x]"
-        value = value if stmt.partial else f"reduce_lanes<{op}, 4>({value}, {w.site(stmt)})"
+        if plan.down_rows(w.kernel):
+            value = _down_lanes(w, stmt, op, value)
+        else:
+            value = value if stmt.partial else f"reduce_lanes<{op}, 4>({value}, {w.site(stmt)})"
         w.line(f"{dst} = {value if stmt.clear else f'{op}::combine({dst}, {value})'};")
+
+
+def _down_lanes(w: Writer, stmt: ir.Reduce, op: str, value: str) -> str:
+    """The lanes that have a column lie 4 apart."""
+    if not stmt.partial:
+        if value != "own":
+            w.line(f"float own = {value};")
+        combined = f"own = {op}::combine(own, shuffle_xor(own, lanes, {w.site(stmt)}));"
+        w.line("TILEOPS_UNROLL")
+        w.line(f"for (int lanes = 16; lanes >= 4; lanes /= 2) {combined}")
+        return "own"
+    return value
 
 
 def chunks(w: Writer, stmt: Chunks) -> None:
@@ -93,6 +167,9 @@ def _loop(w: Writer, stmt: ir.Parallel, registers: int, start: str) -> None:
 def _register(w: Writer, tile: ir.Tile, start: str, odd: str | None, stmt: ir.Stmt) -> str:
     """Where register x of a tile lies in its fragment; without `odd`, where x is counted from. Of a row vector, its row's."""
     buffer = ir.buffer_of(tile)
+    if len(buffer.shape) == 1 and plan.down_rows(w.kernel) and len(stmt.vars) == 2:
+        x = f"({start} + x)" if start else _in_block(w, stmt, "x")
+        return w.fragments.column_register(x, odd or "")
     if len(buffer.shape) == 1:
         return "x" if len(stmt.vars) == 1 else w.fragments.row_register(w, "x")
     columns = plan.own_columns(w.kernel, buffer.shape[1])
@@ -143,9 +220,10 @@ def _numbers(w: Writer, start: str, odd: str, stmt: ir.Parallel) -> dict[ir.Expr
     (row, *columns), x = stmt.vars, f"({start} + x{odd})" if start else f"x{odd}"
     used, table = {e for store in stmt.body for e in ir.as_numbers(store.value)}, {}
     if row in used:
-        table[row] = replace(row, name=f"({w.fragments.row(w, w.fragments.row_register(w, 'x') if columns else 'x')})")
+        table[row] = replace(row, name=f"({_tile_row(w, stmt, 'x') if columns else w.fragments.kept(w, 'x')})")
     for column in used.intersection(columns):
-        table[column] = replace(column, name=f"({w.fragments.column(w, x)}{w.part(_columns(w, stmt))})")
+        at = w.fragments.column(w, _in_block(w, stmt, x))
+        table[column] = replace(column, name=f"({at}{w.part(_columns(w, stmt))})")
     for expr in used:
         match expr:
             case ir.Call(op="lt", args=(ir.Call(dtype=dtype, op="add", args=(a, b)), limit)) if [b] == columns:

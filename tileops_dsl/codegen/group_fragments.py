@@ -20,9 +20,24 @@ def row_register(w: Writer, x: str) -> str:
     return f"{'h * 2 + ' if w.blocks > 1 else ''}{x} / 2 % 2"
 
 
+def column_register(x: str, odd: str) -> str:
+    """The same of a vector of columns (AccumulatorColumns.place), x in a block; with ` + 1` the one behind x, which is even."""
+    return f"{x} / 4 * 2{odd or f' + {x} % 2'}"
+
+
 def row(w: Writer, x: str) -> str:
     """Of register x of a row vector: the row of the tile."""
     return "own_row + " + (f"({x}) / 2 * 64 + ({x}) % 2 * 8" if w.blocks > 1 else f"{x} * 8")
+
+
+def kept(w: Writer, x: str) -> str:
+    """Of register x of a vector: the row of the tile, or its column."""
+    return f"{x} / 2 * 8 + lane % 4 * 2 + {x} % 2" if plan.down_rows(w.kernel) else row(w, x)
+
+
+def keeper(w: Writer, parts: bool = False) -> str:
+    """One of the threads (or, of `parts`, one in each warp) that have an element of a vector."""
+    return ("lane" if parts else "thread") + " < 4" if plan.down_rows(w.kernel) else "lane % 4 == 0"
 
 
 def own_row(w: Writer) -> str:

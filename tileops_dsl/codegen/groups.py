@@ -5,8 +5,6 @@ from dataclasses import replace
 
 from tileops_dsl import ir, plan
 from tileops_dsl.codegen import role_statements as roles
-from tileops_dsl.codegen.element_loops import element, parallel
-from tileops_dsl.codegen.expressions import CTYPES
 from tileops_dsl.codegen.moves import coordinates, copy, hint, store_pairs
 from tileops_dsl.codegen.products import box_index, each_box, product, settle, turn_phase, wait_for_box
 from tileops_dsl.codegen.writer import Writer
@@ -169,27 +167,6 @@ def _meets(stmt: ir.Stmt | None) -> bool:
     return isinstance(stmt, Meet) and stmt.waits
 
 
-def _parallel(w: Writer, stmt: ir.Parallel) -> None:
-    if isinstance(stmt.body[0].buffer, ir.Tensor):
-        for store in stmt.body:
-            _store_elements(w, stmt, store)
-    else:
-        parallel(w, stmt)
-
-
-def _store_elements(w: Writer, stmt: ir.Parallel, store: ir.Store) -> None:
-    """For each row, by one of its four lanes; what lies outside of the tensor is left out."""
-    tensor, (row,) = store.buffer, stmt.vars
-    ends = [(i, dim) for i, dim in zip(store.indices, tensor.dims, strict=True) if row in ir.subexprs(i)]
-    inside = [f"{w.number(index, 1)} < {w.number(dim)}" for index, dim in ends]
-    with w.block("if (lane % 4 == 0)"), w.loop("x", plan.registers(w.kernel, ir.loads(store.value)[0].buffer)):
-        w.line(f"const int {row} = {w.fragments.row(w, 'x')};")
-        w.line(f"Fragment<{CTYPES[tensor.dtype]}, 1> value;")
-        w.line(f"value[0] = {element(w, store.value, '', '', stmt)};")
-        to = f"global<{CTYPES[tensor.dtype]}>(p.{tensor.name}), {w.offset(tensor, store.indices)}"
-        w.line(f"if ({' && '.join(inside) or 'true'}) store_global<1>({to}, value, 0, {w.site(stmt)});")
-
-
 def _one(w: Writer, stmt: One) -> None:
     """Always the same thread; ptxas knows that it is one, and that whole warps go the same way."""
     with w.block(f"if (warp == 0 && elect_one({w.site(stmt)}))"):
@@ -203,7 +180,6 @@ STATEMENTS = roles.STATEMENTS | {
     Retire: _retire,
     ir.Copy: _copy,
     ir.If: _if,
-    ir.Parallel: _parallel,
     ir.Pipelined: _pipelined,
     Sync: _sync,
 }

@@ -74,9 +74,11 @@ def copy(w: Writer, stmt: ir.Copy) -> None:
     if isinstance(stmt.dst, ir.Region):
         (_store_rows if len(stmt.src.shape) == 1 else store_pairs)(w, stmt)
         return
-    if stmt.dst.common:  # the group's part, by one of the four lanes that have the row
-        with w.block("if (lane % 4 == 0)"), w.loop("x", plan.registers(w.kernel, stmt.src)):
-            at = f"{w.fragments.row(w, 'x')}{w.part(stmt.src.shape[0])}"
+    if stmt.dst.common:  # the group's or the warp's part, by one of the lanes that have the element
+        with w.block(f"if ({w.fragments.keeper(w, True)})"), w.loop("x", plan.registers(w.kernel, stmt.src)):
+            size = stmt.src.shape[0]
+            part = f" + thread / 32 * {size}" if plan.down_rows(w.kernel) else w.part(size)
+            at = f"{w.fragments.kept(w, 'x')}{part}"
             w.line(f"store_shared({stmt.dst.name}, {at}, {stmt.src.name}[x], {w.site(stmt)});")
         return
     layout = w.kernel.layouts[stmt.dst]
@@ -90,16 +92,16 @@ def copy(w: Writer, stmt: ir.Copy) -> None:
 
 
 def _store_rows(w: Writer, stmt: ir.Copy) -> None:
-    """By one of the four lanes that have the row (of the first group, if all have it), where the tensor has it."""
+    """By one of the threads that have the element (of the first group, if all have it), where the tensor has it."""
     tensor, row = stmt.dst.tensor, f"{stmt.dst.tensor.name}_row"
     *outer, first = (w.number(o, 3) for o in stmt.dst.origin)
     with w.loop("x", plan.registers(w.kernel, stmt.src)):
-        w.line(f"const int {row} = {first} + {w.fragments.row(w, 'x')};")
+        w.line(f"const int {row} = {first} + {w.fragments.kept(w, 'x')};")
         at = " + ".join(terms(tensor, [*outer, row])) if outer else row
         to = f"global<{CTYPES[tensor.dtype]}>(p.{tensor.name}), {at}"
         inside = f"{row} < {_end(w, stmt)}"
         first = f"group == {w.role.groups[0]} && " * (plan.parts(w.kernel) > 1)
-        w.line(f"if ({first}lane % 4 == 0 && {inside}) store_global<1>({to}, {stmt.src.name}, x, {w.site(stmt)});")
+        w.line(f"if ({first}{w.fragments.keeper(w)} && {inside}) store_global<1>({to}, {stmt.src.name}, x, {w.site(stmt)});")
 
 
 def _end(w: Writer, stmt: ir.Copy) -> str:

@@ -16,10 +16,11 @@ def product(w: Writer, stmt: Issue, waits: list[Await] = ()) -> None:
     gemm = stmt.op
     several = sum(isinstance(s, ir.Gemm) for s in ir.walk(w.kernel.body)) > 1  # each has its names for itself
     with w.block("") if several else nullcontext():
-        operands, b = operand_a(w, gemm), Operand(plan.tile_layout(w.kernel, gemm.b), not gemm.transpose_b)
+        blocks = w.kernel.layouts[gemm.c].rows // 64
+        operands, b = operand_a(w, gemm, blocks), Operand(plan.tile_layout(w.kernel, gemm.b), not gemm.transpose_b)
         columns = plan.own_columns(w.kernel, gemm.c.shape[1])
         matrix(w, "b", gemm.b, b, w.part(b.skip(columns) // b.tile.element_bytes))
-        to = f"h * {w.span(columns)}" if w.blocks > 1 else "0"
+        to = f"h * {w.span(columns)}" if blocks > 1 else "0"
         word = f"wgmma<{columns}>({gemm.c.name}, {to}, {operands}, b + {step(b)}, {accumulate(w, gemm.clear)}"
         steps = b.steps // max(len(waits), 1)
         with each_box(w, len(waits)) as box:
@@ -28,10 +29,10 @@ def product(w: Writer, stmt: Issue, waits: list[Await] = ()) -> None:
             w.line(f"wgmma_fence({w.site(stmt)});")
             word = f"{word}, {w.site(stmt)});"
             first, end = (f"box * {steps}", f"box * {steps} + {steps}") if box else (0, steps)
-            if w.blocks == 1:
+            if blocks == 1:
                 w.each(word, "q", end, first)
             else:
-                with w.loop("q", end, first), w.of_blocks():
+                with w.loop("q", end, first), w.of_blocks(blocks):
                     w.line(word)
         if waits:
             turn_phase(w, waits)
@@ -71,14 +72,14 @@ def each_box(w: Writer, count: int):
         yield "box" if count > 1 else ""
 
 
-def operand_a(w: Writer, gemm: ir.Gemm) -> str:
+def operand_a(w: Writer, gemm: ir.Gemm, blocks: int) -> str:
     """Of instruction q: 8 registers, or the group's rows of a tile that is declared here."""
     if gemm.a.scope == "fragment":
-        return f"{gemm.a.name}, {f'h * {w.span(gemm.a.shape[1])} + ' if w.blocks > 1 else ''}q * {w.span(16)}"
+        return f"{gemm.a.name}, {f'h * {w.span(gemm.a.shape[1])} + ' if blocks > 1 else ''}q * {w.span(16)}"
     a = Operand(plan.tile_layout(w.kernel, gemm.a), gemm.transpose_a)
-    rows = f" + (group - {w.role.groups[0]}) * {w.blocks * a.group_bytes // a.tile.element_bytes}"
+    rows = f" + (group - {w.role.groups[0]}) * {blocks * a.group_bytes // a.tile.element_bytes}"
     matrix(w, "a", gemm.a, a, rows if plan.divides_rows(w.kernel) else "")
-    return f"a{f' + h * {a.group_bytes}' if w.blocks > 1 else ''} + {step(a)}"
+    return f"a{f' + h * {a.group_bytes}' if blocks > 1 else ''} + {step(a)}"
 
 
 def matrix(w: Writer, name: str, tile: ir.Tile, operand: Operand, rows: str) -> None:

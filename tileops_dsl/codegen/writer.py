@@ -9,6 +9,7 @@ from tileops_dsl import ir, plan
 from tileops_dsl.codegen.arithmetic import arithmetic
 from tileops_dsl.codegen.cuda import Emitter, terms
 from tileops_dsl.codegen.expressions import CTYPES
+from tileops_dsl.instruction_layouts import WgmmaAccumulator
 from tileops_dsl.schedule import At, Barrier, Ring, Role, Signal, op_of
 
 
@@ -117,7 +118,8 @@ class Writer(Emitter):
     def span(self, columns: int) -> int:
         """Registers of so many columns of a fragment, in one block of its rows."""
         layout = next(la for b, la in self.kernel.layouts.items() if b.scope == "fragment" and len(b.shape) == 2)
-        return layout.registers * columns // layout.columns // self.blocks
+        blocks = layout.rows // 64 if isinstance(layout, WgmmaAccumulator) else 1
+        return layout.registers * columns // layout.columns // blocks
 
     blocks = property(lambda self: plan.blocks(self.kernel))
 
@@ -130,9 +132,9 @@ class Writer(Emitter):
         """Whether the role hands back a stage one iteration later."""
         return any(isinstance(s, Signal) and s.which == "before" for s in ir.walk(self.role.body))
 
-    def of_blocks(self):
+    def of_blocks(self, blocks: int = 0):
         """A loop over the blocks h of rows, where there is more than one."""
-        return self.loop("h", self.blocks) if self.blocks > 1 else nullcontext()
+        return self.loop("h", blocks or self.blocks) if (blocks or self.blocks) > 1 else nullcontext()
 
     def allocation(self, buffer: ir.Buffer) -> ir.Location:
         return next(s.location for s in ir.walk(self.kernel.body) if isinstance(s, ir.Alloc) and s.buffer == buffer)

@@ -33,3 +33,13 @@ class StandardMlaConfig(MlaConfig):
     threads = 256
     step = property(lambda self: f"{self.tile[1]} keys")
     name = property(lambda self: MlaConfig.name.fget(self) + f"_c{self.cluster}" * (self.cluster > 1))
+
+
+@dataclass(frozen=True)
+class FewMlaConfig(MlaConfig):
+    """The same for at most so many rows as a tile has. `stages`: of a page."""
+
+    stages: int = 2
+
+    threads = 128
+    step = property(lambda self: f"{self.tile[1]} keys")

@@ -132,7 +132,10 @@ def ws(*groups: int):
 
 
 def reduce_max(src: Fragment, dst: Fragment, dim: int = -1, *, clear: bool = True) -> None:
-    """dst[i] = max over j of src[i, j] (a NaN gives way to a number); with clear=False, of the old dst[i] too."""
+    """dst[i] = max over j of src[i, j] (a NaN gives way to a number); with clear=False, of the old dst[i] too.
+
+    `dim=0`, in a kernel with T.gemm whose reductions all have it: dst[j] = max over i.
+    """
     _reduce("max", src, dst, dim, clear)
 
 
@@ -140,7 +143,7 @@ def reduce_sum(src: Fragment, dst: Fragment, dim: int = -1, *, clear: bool = Tru
     """dst[i] = sum over j of src[i, j] in float32, pairwise; with clear=False, plus the old dst[i].
 
     `partial`: each thread keeps the sum of its own columns, which only factors of the row may change until
-    T.reduce_sum(dst, total) adds them up.
+    T.reduce_sum(dst, total) adds them up. `dim=0`: over i, as of T.reduce_max; of a partial sum, each thread its own rows.
     """
     _reduce("sum", src, dst, dim, clear, partial)
 
@@ -148,12 +151,13 @@ def reduce_sum(src: Fragment, dst: Fragment, dim: int = -1, *, clear: bool = Tru
 def _reduce(op: str, src: Fragment, dst: Fragment, dim: int, clear: bool, partial: bool = False) -> None:
     where = here()
     closes = op == "sum" and src.shape == dst.shape and clear and not partial
-    if not closes and (len(src.shape) != 2 or dim not in (-1, 1) or src.shape[:-1] != dst.shape):
+    left = src.shape[1:] if dim == 0 else src.shape[:-1]
+    if not closes and (len(src.shape) != 2 or dim not in (-1, 0, 1) or left != dst.shape):
         problem = f"reduction of {list(src.shape)} over dim {dim} into {list(dst.shape)}"
-        raise TileError(problem, "the last dimension of a tile, into a fragment of the others", where)
+        raise TileError(problem, "a dimension of a tile [rows, columns], into a fragment of the other", where)
     if dst.dtype != "float32":
         raise TileError(f"{dst.buffer.name} is {dst.dtype}; reductions are done in float32", 'a "float32" fragment', where)
-    builder().emit(ir.Reduce(where, op, src.buffer, dst.buffer, clear, partial))
+    builder().emit(ir.Reduce(where, op, src.buffer, dst.buffer, clear, partial, 0 if dim == 0 and not closes else -1))
 
 
 class GemmWarpPolicy(enum.Enum):
@@ -180,7 +184,8 @@ def gemm(
 ) -> None:
     """c += a b, in float32; where `clear_accum` (a condition, perhaps) holds, c = a b. a [M, K], b [K, N], or transposed.
 
-    a lies in shared memory or in a fragment. `stage=1`: the product runs in the next iteration, behind that one's products.
+    a lies in shared memory or in a fragment; so does b where one group has all of it. `stage=1`: the product runs in the next
+    iteration, behind that one's products.
     """
     require(not builder().groups, "T.gemm divides its rows among all groups", "T.wgmma_gemm in T.ws", here())
     require(stage in (0, 1), f"a product of stage {stage}", "stage=0, or stage=1 for one that runs an iteration later", here())
@@ -198,9 +203,12 @@ def _product(a, b, c, transpose_A, transpose_B, policy, clear_accum, stage) -> i
     problem = f"a product of {[m, k]} and {[k_b, n]} into {list(c.shape)}"
     require(k == k_b and c.shape == (m, n), problem, "a [M, K], b [K, N] (or transposed) and c [M, N]", where)
     in_registers = a.buffer.scope == "fragment"
-    if b.buffer.scope != "shared" or any(is_cut(t.buffer) for t in (a, b, c)) or (in_registers and transpose_A):
+    one_group = builder().kernel["threads"] == 128 and not in_registers and not builder().groups
+    b_there = b.buffer.scope == "shared" or one_group
+    if not b_there or any(is_cut(t.buffer) for t in (a, b, c)) or (in_registers and transpose_A):
         problem = "a product takes b from shared memory and a from there or from a whole fragment, as it lies"
-        raise TileError(problem, "T.alloc_shared tiles and a fragment", where)
+        instead = "T.alloc_shared tiles and a fragment (which may be b, where T.Kernel has 128 threads and a is shared)"
+        raise TileError(problem, instead, where)
     if a.dtype != b.dtype or a.dtype == "float32" or c.dtype != "float32" or c.buffer.scope != "fragment":
         problem = f"a product of {a.dtype} and {b.dtype} into {c.buffer.scope} {c.dtype}"
         raise TileError(problem, "two tiles of bfloat16 or of float16, and a float32 fragment", where)

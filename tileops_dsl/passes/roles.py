@@ -78,7 +78,7 @@ def _check_kernel(kernel: ir.Kernel, target: Target) -> None:
     runs = any(isinstance(stmt, ir.Persistent) and stmt.start for stmt in loops)
     if bool(kernel.grid) != runs or kernel.threads not in range(GROUP, 5 * GROUP, GROUP):
         problem = f"a kernel with T.gemm has {kernel.threads} threads and {'a' if kernel.grid else 'no'} grid"
-        instead = "T.Kernel(threads=256), or another one to four groups of 128, and no grid (or T.Persistent(begin, end))"
+        instead = "T.Kernel(threads=256), or another one to four groups of 128, and no grid"
         raise TileError(problem, instead, kernel.location)
     if [type(stmt) for stmt in loops] != [ir.Persistent]:
         raise TileError("a kernel without a grid is one T.Persistent loop", "all statements in the loop", kernel.location)
@@ -92,6 +92,9 @@ def _check_kernel(kernel: ir.Kernel, target: Target) -> None:
     for stmt in ir.walk(loops[0].body):
         problem = f"T.{type(stmt).__name__.lower()} has no meaning in T.Persistent yet"
         require(isinstance(stmt, kinds), problem, "T.Parallel, T.gemm, T.copy", stmt.location)
+        by_element = isinstance(stmt, ir.Store) and isinstance(stmt.buffer, ir.Tensor)
+        problem = f"elements of a tensor are stored on {target.name}"
+        require(target.warp_groups or not by_element, problem, "T.copy of a tile, or target sm_90a", stmt.location)
 
 
 def _producer_copies(kernel: ir.Kernel) -> list[ir.Copy]:

@@ -9,6 +9,7 @@ which hold nothing from the issue to the wait: so early they may be written, and
 """
 
 import itertools
+import math
 import random
 from dataclasses import dataclass, field, replace
 
@@ -56,7 +57,8 @@ class Machine:
         self.kernel, self.random = kernel, random.Random(seed)
         self.haste = (0.0, 0.02, 0.3)[seed % 3]  # how soon what is in flight takes effect
         moved = [buffer for buffer in kernel.shared if len(buffer.shape) == 2]
-        self.last = moved[seed % len(moved)]  # what touches this one takes effect when nothing else can happen
+        # What touches this one takes effect when nothing else can happen; over the seeds, with each haste.
+        self.last = moved[(seed + seed // math.lcm(3, len(moved))) % len(moved)]
         self.by_box = plan.feeds_itself(kernel)
         tiles = 4 - seed % 2 if not self.by_box and plan.tile_loop(kernel).alternate else 2
         values = numbers(kernel, parameters, steps)
@@ -180,11 +182,13 @@ class Agent:
         """Of a tile: all, or those that the agent's threads access. A vector is written in their order and read by columns.
 
         An element of a common tile has one agent of all groups; of a reduction's vector an agent reads its rows from all.
+        (Down the rows, of which each agent has some, all of it.)
         """
         common = self.machine.common[buffer] and not self.machine.by_box
         groups = self.machine.readers if common else 1
         every = list(itertools.product(range(self.kernel.ctas if common else 2), range(2 * groups)))
-        if op is None or isinstance(op, ir.Gemm) or (isinstance(op, ir.Parallel) and len(buffer.shape) == 1):
+        down = isinstance(op, ir.Reduce) and plan.down_rows(self.kernel)
+        if op is None or down or isinstance(op, ir.Gemm) or (isinstance(op, ir.Parallel) and len(buffer.shape) == 1):
             return every
         if groups > 1:
             of_rows, mine = isinstance(op, ir.Reduce), 2 * self.copy + self.who

@@ -9,11 +9,22 @@ from dataclasses import replace
 
 from tileops_dsl import ir
 from tileops_dsl.errors import TileError, require
-from tileops_dsl.instruction_layouts import AccumulatorRows, SharedTile, Swizzle, WgmmaAccumulator
+from tileops_dsl.instruction_layouts import AccumulatorColumns, AccumulatorRows, SharedTile, Swizzle, WgmmaAccumulator
 from tileops_dsl.layouts import Linear
 from tileops_dsl.passes.meaning import views_of
 from tileops_dsl.passes.portable import accumulators
-from tileops_dsl.plan import group_threads, is_load, is_store, layout_columns, layout_rows, named, parts, sharing, tile_loop
+from tileops_dsl.plan import (
+    down_rows,
+    group_threads,
+    is_load,
+    is_store,
+    layout_columns,
+    layout_rows,
+    named,
+    parts,
+    sharing,
+    tile_loop,
+)
 from tileops_dsl.targets import Target
 
 
@@ -25,6 +36,8 @@ def infer_tiles(kernel: ir.Kernel, target: Target) -> ir.Kernel:
     def of_fragment(tile: ir.Buffer, location: ir.Location):
         if not target.warp_groups:
             return accumulators(kernel, tile, location)
+        if down_rows(kernel):
+            return accumulator_of_columns(tile, location)
         rows = next((layout.rows for layout in table.values() if isinstance(layout, WgmmaAccumulator)), 64)
         return accumulator(tile, rows, groups, across, location)
 
@@ -36,7 +49,7 @@ def infer_tiles(kernel: ir.Kernel, target: Target) -> ir.Kernel:
     for stmt in statements:
         if isinstance(stmt, ir.Parallel):
             _check_views(stmt, across)
-            _element_wise(table, stmt, of_fragment, target)
+            _element_wise(table, stmt, of_fragment, target, down_rows(kernel))
         elif isinstance(stmt, ir.Reduce):
             for tile in (t for t in (stmt.src, stmt.dst) if t.scope == "fragment"):
                 table.setdefault(tile, of_fragment(tile, stmt.location))
@@ -88,14 +101,18 @@ def shared_tile(buffer: ir.Buffer, rows: int, location: ir.Location, columns: in
 def _copied(table: dict, stmt: ir.Copy, kernel: ir.Kernel) -> None:
     """A tile for TMA; a vector is spread over a group, in shared memory it lies as it is."""
     by_tma, tensor = is_load(stmt) or is_store(stmt), stmt.region and stmt.region.tensor
-    of_rows = isinstance(table.get(stmt.src), AccumulatorRows)
-    pairs = isinstance(table.get(stmt.src), WgmmaAccumulator) and tensor and tensor.vector % 2 == 0
+    of_rows = isinstance(table.get(stmt.src), AccumulatorRows | AccumulatorColumns)
+    down = down_rows(kernel)
+    pairs = isinstance(table.get(stmt.src), WgmmaAccumulator) and tensor and tensor.vector % 2 == 0 and not down
     vector = pairs or (tensor and len(stmt.tile.shape) == 1 and (of_rows or tensor.dtype == "any"))
     if tensor and not (by_tma or vector):
         problem = f"{tensor.name} is copied between global memory and a fragment"
         instead = 'a tile in shared memory in between (a vector of dtype "any", or a store to a tensor of vector=2, needs none)'
         raise TileError(problem, instead, stmt.location)
     ends = [ir.buffer_of(end) for end in (stmt.src, stmt.dst) if isinstance(end, ir.Tile)]
+    problem = f"{ends[0].name} has more than 64 rows, and reductions run down them"
+    stacked = down and isinstance(table.get(ends[0]), WgmmaAccumulator) and ends[0].shape[0] > 64
+    require(not stacked, problem, "T.Parallel that stores its elements", stmt.location)
     for tile in (end for end in ends if end not in table):
         if len(tile.shape) == 1 and not by_tma:
             table[tile] = Linear(tile.shape[0], group_threads(kernel))
@@ -116,9 +133,12 @@ def _check_multicast(stmt: ir.Copy, kernel: ir.Kernel) -> None:
         raise TileError(problem, "the copy without multicast", stmt.location)
 
 
-def _element_wise(table: dict, loop: ir.Parallel, of_fragment, target: Target) -> None:
-    """Fragments of an element-wise loop have the accumulator's layout, each over its own columns; vectors that of its rows."""
+def _element_wise(table: dict, loop: ir.Parallel, of_fragment, target: Target, down: bool) -> None:
+    """Fragments of an element-wise loop have the accumulator's layout, each over its own columns; vectors that of its rows, or
+    of its columns where reductions run down the rows."""
     for store in loop.body:
+        if isinstance(store.buffer, ir.Tensor):
+            _check_elements(loop, store, down)
         elements = [e for e in (store, *ir.loads(store.value)) if isinstance(e.buffer, ir.Tile)]
         whole = target.warp_groups and all(isinstance(element.buffer, ir.Buffer) for element in elements)
         if any(e in loop.vars for e in ir.as_numbers(store.value)) and not whole:
@@ -127,12 +147,26 @@ def _element_wise(table: dict, loop: ir.Parallel, of_fragment, target: Target) -
             tile, indices, read = element.buffer, element.indices, element is not store
             own, fragment = len(loop.vars) == 2 and indices == loop.vars, tile.scope == "fragment"
             vector = not fragment and len(loop.vars) == 2 and indices == loop.vars[1:]
-            of_row = fragment and target.warp_groups and indices == loop.vars[:1] and (read or len(loop.vars) == 1)
+            kept = loop.vars[-1:] if down else loop.vars[:1]
+            of_row = fragment and target.warp_groups and indices == kept and (read or len(loop.vars) == 1)
             problem = f"{ir.Load(tile.dtype, tile, indices)} is not the loop's own element"
-            instead = "tile[i, j], rows[i] of a fragment, or row[j] of a vector in shared memory"
+            kept = "columns[j]" if down else "rows[i]"
+            instead = f"tile[i, j], {kept} of a fragment, or row[j] of a vector in shared memory"
             require((own or vector or of_row) and (read or fragment), problem, instead, store.location)
             if isinstance(tile, ir.Buffer) and fragment:
                 table.setdefault(tile, of_fragment(tile, store.location))
+
+
+def _check_elements(loop: ir.Parallel, store: ir.Store, down: bool) -> None:
+    """What threads store of their own; a tile's rows lie along the tensor's last dimension."""
+    name, (*outer, last) = store.buffer.name, store.indices
+    problem = f"what is stored into {name} is no element of a fragment"
+    require(ir.loads(store.value), problem, "x[i] = vector[i]", store.location)
+    used = {e for index in outer for e in ir.subexprs(index)}
+    whole = last == loop.vars[0] and last not in used and store.buffer.dims[-1] == ir.Const("int32", loop.extents[0])
+    problem = f"elements of a tile are stored into {name} one by one"
+    instead = "T.copy; or, where reductions run down the rows, x[.., j, i] = tile[i, j] for all i of x"
+    require(len(loop.vars) == 1 or (down and whole), problem, instead, store.location)
 
 
 def _check_views(loop: ir.Parallel, across: int) -> None:
@@ -148,6 +182,15 @@ def accumulator(tile: ir.Buffer, rows: int, groups: int, across: int, location) 
         problem = f"{tile.name} is {list(tile.shape)} for {groups} groups of {rows} rows"
         raise TileError(problem, "the rows of the accumulator and a multiple of 16 columns", location)
     return WgmmaAccumulator(int(columns), rows) if len(tile.shape) == 2 else AccumulatorRows(rows)
+
+
+def accumulator_of_columns(tile: ir.Buffer, location) -> WgmmaAccumulator | AccumulatorColumns:
+    """Where vectors have a value for each column, tiles have any number of blocks of 64 rows."""
+    *rows, columns = tile.shape
+    if columns % 16 or columns > 256 or any(n % 64 for n in rows):
+        problem = f"{tile.name} is {list(tile.shape)} where reductions run down the rows"
+        raise TileError(problem, "a multiple of 64 rows and a multiple of 16 columns, at most 256", location)
+    return WgmmaAccumulator(columns, *rows) if rows else AccumulatorColumns(columns)
 
 
 def _check_partial(statements: list[ir.Stmt]) -> None:

@@ -37,6 +37,8 @@ def _of_groups(stmt: ir.Stmt, blocks: set[ir.Var]) -> str | None:
             return "a fragment of int32"
         case ir.Fill(buffer=tile) if tile.scope == "shared":
             return "T.fill of a tile in shared memory"
+        case ir.Store(buffer=ir.Tensor()):
+            return "an element of a tensor"
     exprs = list(ir.subexprs(stmt))
     for element in (e for e in exprs if isinstance(e, ir.Element)):
         if not blocks or any(isinstance(e, ir.Var) and e not in blocks for e in ir.subexprs(element)):
@@ -53,8 +55,6 @@ def _expert(stmt: ir.Stmt) -> str | None:
             return "a copy out of shared memory"
         case ir.Pipelined(start=start, step=step) if start != ir.ZERO or step != 1:
             return "a T.Pipelined loop from another start, or in other steps,"
-        case ir.Store(buffer=ir.Tensor()):
-            return "an element of a tensor"
     return None
 
 

@@ -1,0 +1,85 @@
+"""mla_decode_few: mla_decode for few rows (queries x heads), where reading the cache takes all the time.
+
+Parameters and results are those of mla_decode.py, of which this is the transpose: a page's 64 tokens are the rows of the scores
+and the columns of its values those of o, so that products of 64 rows waste nothing. The maximum of a query runs down the rows.
+"""
+
+import tileops_dsl.language as T
+from tileops_dsl.kernels import attention as steps
+from tileops_dsl.kernels.mla_decode_config import FewMlaConfig
+
+
+def mla_decode_few(config: FewMlaConfig):
+    bm, bn, d, dv = config.tile
+    x, f32, vector = config.x, "float32", ((bm,), "float32")
+    n, rows, pages, table, parts, splits, heads, sq = T.dynamic("n, rows, pages, table, parts, splits, heads, sq", "int32")
+
+    @T.prim_func
+    def mla_decode_few(
+        q: T.Tensor((n, rows, d), x, vector=8),
+        kv_cache: T.Tensor((pages, bn, d), x, vector=8),
+        out: T.Tensor((n, rows, dv), x),
+        lse: T.Tensor((n, heads, sq), "float32"),
+        partial: T.Tensor((splits, rows, dv), "float32"),
+        partial_lse: T.Tensor((splits, rows), "float32"),
+        block_table: T.Tensor((n, table), "int32"),
+        cache_seqlens: T.Tensor((n,), "int32"),
+        schedule: T.Tensor((parts, 8), "int32"),  # first request, its first page, last request, end of its pages, first piece
+        first_split: T.Tensor((n,), "int32"),
+        causal: T.Scalar("int32"),
+        scale_log2: T.Scalar("float32"),  # scale * log2(e), positive
+    ):
+        with T.Kernel(T.ceildiv(rows, bm), parts, threads=config.threads) as (tile, part):
+            q_tile, k_tile = T.alloc_shared((bm, d), x), T.alloc_shared((bn, d), x)
+            s, p_half = T.alloc_fragment((bn, bm), f32), T.alloc_fragment((bn, bm), x)
+            o, limit = T.alloc_fragment((dv, bm), f32), T.alloc_fragment((bm,), "int32")
+            peak, top, factor, sums, total = (T.alloc_fragment(*vector) for _ in range(5))
+            first = tile * bm
+            for request in T.Persistent(schedule[part, 0], schedule[part, 2] + 1):
+                length = T.let("length", cache_seqlens[request])
+                begin = T.let("begin", T.if_then_else(request == schedule[part, 0], schedule[part, 1], 0))
+                pages_of = T.max(T.ceildiv(length, bn), 1)
+                end = T.let("end", T.if_then_else(request == schedule[part, 2], schedule[part, 3], pages_of))
+                fewest = T.let("fewest", T.min(length + steps.beyond(first, heads, sq, causal), end * bn))  # that a row sees
+                T.copy(q[request, first, 0], q_tile)
+                T.fill(peak, -1e30)  # finite, so that a row that has seen no key has P = exp2(-inf + 1e30) = 0
+                T.fill(sums, 0.0)
+                steps.limits(limit, first, length, end * bn, heads, sq, causal)
+                for i in T.Pipelined(T.max(end - begin, 1), num_stages=config.stages):
+                    key = (begin + i) * bn
+                    T.copy(kv_cache[block_table[request, begin + i], 0, 0], k_tile, eviction_policy="evict_first")
+                    T.gemm(k_tile, q_tile, s, transpose_B=True, clear_accum=True)
+                    with T.If(key + bn > fewest):
+                        for t, r in T.Parallel(bn, bm):
+                            s[t, r] = T.if_then_else(key + t < limit[r], s[t, r], -T.infinity())
+                    T.reduce_max(s, top, dim=0)
+                    steps.raise_maximum(top, peak, factor, scale_log2)
+                    for t, r in T.Parallel(bn, bm):
+                        s[t, r] = T.exp2(s[t, r] * scale_log2 - peak[r])
+                    steps.scale(sums, factor)
+                    T.reduce_sum(s, sums, dim=0, clear=False, partial=True)
+                    steps.assign(p_half, s)
+                    with T.If(i > 0), T.If(T.any_of(factor, lambda v: v != 1.0)):  # before, o holds nothing
+                        for c, r in T.Parallel(dv, bm):
+                            o[c, r] = o[c, r] * factor[r]
+                    steps.clear_tail(k_tile, slice(0, dv), length - key)
+                    T.gemm(k_tile[:, 0:dv], p_half, o, transpose_A=True, clear_accum=i == 0)
+                T.reduce_sum(sums, total)
+                for r in T.Parallel(bm):
+                    factor[r] = peak[r] + T.log2(total[r])
+                    total[r] = T.if_then_else(total[r] > 0.0, T.reciprocal(total[r]), 0.0)
+                whole = T.let("whole", (begin == 0) & (end * bn >= length))
+                earlier = T.if_then_else(request == schedule[part, 0], schedule[part, 4], 0)
+                piece = T.let("piece", first_split[request] + earlier)
+                with T.If(whole):
+                    for c, r in T.Parallel(dv, bm):
+                        out[request, first + r, c] = o[c, r] * total[r]
+                    for r in T.Parallel(bm):
+                        lse[request, (first + r) % heads, (first + r) // heads] = factor[r] * 0.6931471805599453  # ln 2
+                with T.If(~whole):
+                    for c, r in T.Parallel(dv, bm):
+                        partial[piece, first + r, c] = o[c, r] * total[r]
+                    for r in T.Parallel(bm):
+                        partial_lse[piece, first + r] = factor[r]
+
+    return mla_decode_few
