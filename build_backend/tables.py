@@ -41,7 +41,7 @@ def _values(k) -> str:
     row = [f'"{c.op}", "{c.name}", Target::{c.target}', *(f"DType::{dtype}" for dtype in c.dtypes)]
     row += [_cpp(k.entry[name]) for name in (*c.facts, "threads", "shared_bytes")]
     if maps is not None:
-        boxes = (f"{{{_cpp(*maps[name].values())}}}" for name in MAPPED[c.table] if maps)
+        boxes = (f"{{{_cpp(maps[name]['box'], maps[name]['swizzle'])}}}" for name in MAPPED[c.table] if maps)
         row.append(f"{{{', '.join(boxes)}}}")
     return ", ".join([*row, f"reinterpret_cast<const void*>({c.name})"])
 

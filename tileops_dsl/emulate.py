@@ -344,7 +344,7 @@ NUMBERS = {"int32_t": I32, "int64_t": I64, "float": F32}
 def fields(entry, arrays, written):
     """What launch_kernel() takes of a manifest's entry: (values, names).
 
-    arrays: by field, arrays (None: not given) and numbers; strides follow from the arrays, 0 for dimensions that they lack.
+    arrays: by field, arrays (None: not given), and numbers; strides follow from the arrays, 0 for dimensions that they lack.
     written: the fields that the kernel writes.
     """
     values, names = [], []
@@ -354,7 +354,8 @@ def fields(entry, arrays, written):
             values.append(bytes(128))
         elif ctype == "tensor_map":
             at = entry["maps"][field]
-            box = (*at["box"], *[1] * (given.ndim - len(at["box"])))
+            columns, rows = at["box"]
+            box = (columns, arrays.get(at.get("rows"), rows), *[1] * (given.ndim - 2))
             values.append(TensorMap(given, box, at["swizzle"], writable=field in written))
         elif ctype.endswith("*"):
             values.append(None if given is None else (Out if field in written else In)(given))

@@ -24,6 +24,7 @@
     Region    = (tensor, origin)                            the tile that starts there, as large as the other side
     Expr      = Const(value) | Var(name) | Load(tile, indices) | Call(op, args) | Cast(value)
               | Element(tensor, indices)                      a number in global memory, the same for all threads
+              | BoxRow(rows)                                  in the place of a load: of each box of so many rows, its first one
               | AnyOf(test)                                   whether it holds for an element that the warp has
 
 Every node is a frozen dataclass; every Expr has a dtype; every Stmt has the Location of the line that wrote it.
@@ -85,6 +86,8 @@ class Expr:
                 return f"{name}({of})"
             case AnyOf(test=test):
                 return f"any_of({test})"
+            case BoxRow(rows=rows):
+                return f"box_row({rows})"
         return str(self.value)
 
 
@@ -113,6 +116,10 @@ class Cast(Expr):
 class Element(Expr):
     tensor: Tensor
     indices: tuple[Expr, ...]
+
+
+class BoxRow(Expr):
+    rows: Expr
 
 
 ZERO = Const("int32", 0)
@@ -238,6 +245,8 @@ class Copy(Stmt):
     # The end in global memory, if there is one, and the other one.
     region = property(lambda self: next((end for end in (self.src, self.dst) if isinstance(end, Region)), None))
     tile = property(lambda self: self.dst if isinstance(self.src, Region) else self.src)
+    # What tells boxes of rows apart that are loaded from places of their own, if they are.
+    box_row = property(lambda self: next((e for e in subexprs(self) if isinstance(e, BoxRow)), None))
 
 
 class Gemm(Stmt):

@@ -304,7 +304,9 @@ class Copies : public Barriers {
     if (t.element_bytes != box.element_bytes)
       throw Fault{"tensor_map", site, "moves elements of " + text_of(box.element_bytes) + " bytes through a tensor map of "
                   + text_of(t.element_bytes)};
-    cta().shared.check(offset, box_bytes(t), swizzle_period(t.swizzle), true, site);
+    // The pattern is one of addresses, so that a box which has less than one of it may lie anywhere in it.
+    const int64_t bytes = box_bytes(t), period = swizzle_period(t.swizzle);
+    cta().shared.check(offset, bytes, bytes < period ? 128 : period, true, site);
     // What the hardware calls an illegal instruction (see tma.h).
     if (const int first = box.coordinates[0] * t.element_bytes; first % 16)
       throw Fault{"tensor_map", site, "begins a box " + text_of(first) + " bytes into a row; begin at a multiple of 16"};

@@ -5,6 +5,7 @@ in sizes share one, which `small` shows at a tile that runs fast (test_library.p
 """
 
 import functools
+import itertools
 import re
 import sys
 import tempfile
@@ -65,7 +66,7 @@ def of_rows(row):
     return ["elements" if row.vector == 1 else "vectors", *names, *["shared"] * shared]
 
 
-SCHEDULES = {"gemm": of_gemm, "flash_attention": of_attention, "mla_decode": lambda row: []}
+SCHEDULES = {"gemm": of_gemm, "flash_attention": of_attention, "mla_decode": lambda row: [f"u{row.unit}"] * (row.unit > 0)}
 
 
 def small(row):
@@ -278,7 +279,8 @@ def edges(row) -> list[Problem]:
     if row.op == "flash_attention":
         return attention_edges(row)
     if row.op == "mla_decode":
-        return [mla_problem(row, *call, spread=2.0 + 2 * n) for n, call in enumerate(mla.DECODES)]
+        calls = zip(mla.DECODES, itertools.cycle(mla.PAGES[row.unit]))
+        return [mla_problem(row, *call, spread=2.0 + 2 * n, page=page) for n, (call, page) in enumerate(calls)]
     if row.op == "mla_combine":
         return [Problem(*mla.combine_problem(row, *call)) for call in mla.COMBINES]
     if row.op == "merge_attention":

@@ -110,9 +110,11 @@ def launch(kernels, q, kv_cache, block_table, cache_seqlens, scale, causal=True,
     tensors |= {"partial": partial, "partial_lse": partial_lse, "block_table": block_table, "cache_seqlens": cache_seqlens}
     tensors |= {"schedule": parts, "first_split": first_split}
     scalars = {"causal": driver.I32(int(causal)), "scale_log2": driver.F32(scale * math.log2(math.e))}
+    of_page = {"unit": driver.I32(PAGE), "inverse": driver.I64(2**32 // PAGE)}
     if isinstance(decode, Generated):
-        sizes = {"n": batch, "rows": rows, "pages": len(kv_cache), "table": block_table.shape[1], "parts": num_parts}
-        decode(tensors, sizes | {"splits": len(partial), "heads": heads, "sq": queries}, scalars, (tiles, num_parts))
+        sizes = {"n": batch, "rows": rows, "pages": len(kv_cache), "page": PAGE, "table": block_table.shape[1]}
+        sizes |= {"parts": num_parts, "splits": len(partial), "heads": heads, "sq": queries}
+        decode(tensors, sizes, scalars | of_page, (tiles, num_parts))
     else:
         maps = [driver.tensor_map(tensors.pop(name), (64, 64, 1), 128) for name in ("q", "kv_cache", "out")]
         sizes = driver.I64(block_table.stride(0)), *map(driver.I32, (rows, heads, queries))

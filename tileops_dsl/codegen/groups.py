@@ -123,7 +123,29 @@ def _load(w: Writer, stmt: Issue) -> None:
         index = box_index(first, box) if root.box else "0"
         if root.box:
             w.line(expect % index)
-        w.line(f"tma_load{hint(op)}({place}, p.{op.src.tensor.name}, {at}, {barrier.name} + {index}, {w.site(stmt)});")
+        if not op.box_row:
+            w.line(f"tma_load{hint(op)}({place}, p.{op.src.tensor.name}, {at}, {barrier.name} + {index}, {w.site(stmt)});")
+
+
+def _load_rows(w: Writer, loads: list[Issue]) -> None:
+    """Boxes of rows of one tile after the other: the warps take them by turns, and each lane knows the place of one.
+
+    They may arrive before their barrier is told of them.
+    """
+    own = dict.fromkeys(o for load in loads for o in load.op.src.origin if load.op.box_row in ir.subexprs(o))
+    row = f"(n * 4 + warp) * {w.number(loads[0].op.box_row.rows, 4)}"
+    w.line("TILEOPS_NO_UNROLL")
+    with w.block(f"for (int n = 0; {row} < {loads[0].op.dst.shape[0]}; ++n)"), w.scope():
+        for number, place in enumerate(own):
+            w.line(f"const int place_{number} = shuffle({w.number(place)}, n, {w.site(loads[0])});")
+        w.declared |= {place: ir.Var(place.dtype, f"place_{number}") for number, place in enumerate(own)}
+        with w.block(f"if (elect_one({w.site(loads[0])}))"):
+            for stmt in loads:
+                op, (root, first) = stmt.op, plan.boxes(stmt.op.dst)[0]
+                columns = w.kernel.layouts[ir.buffer_of(op.dst)].box_columns
+                with _boxes(w, op) as (box, place, at):
+                    to, barrier = f"{place} + {row} * {columns}", f"{root.name}_full + {box_index(first, box) if root.box else 0}"
+                    w.line(f"tma_load{hint(op)}({to}, p.{op.src.tensor.name}, {at}, {barrier}, {w.site(stmt)});")
 
 
 @contextmanager
@@ -194,6 +216,9 @@ def _one(w: Writer, stmt: One) -> None:
     """Always the same thread; ptxas knows that it is one, and that whole warps go the same way."""
     with w.block(f"if (warp == 0 && elect_one({w.site(stmt)}))"):
         body(w, stmt.body)
+    of_rows = [inner for inner in stmt.body if isinstance(inner, Issue) and inner.op.box_row]
+    if of_rows:
+        _load_rows(w, of_rows)
 
 
 STATEMENTS = roles.STATEMENTS | {

@@ -43,7 +43,7 @@ class Writer(Emitter):
         loops run and quotients of run-time numbers, which take long. Each behind those that it is made of.
         """
         body, given = list(ir.walk(self.kernel.body)), self.kernel.named
-        names = self.elements | given
+        names = {e: "box_row" for s in body for e in ir.subexprs(s) if isinstance(e, ir.BoxRow)} | self.elements | given
         if plan.feeds_itself(self.kernel):
             return dict(sorted(names.items(), key=lambda item: len(list(ir.subexprs(item[0])))))
         steps = [s.extent for s in body if isinstance(s, ir.Pipelined) and not isinstance(s.extent, ir.Const)]
@@ -63,7 +63,10 @@ class Writer(Emitter):
         for expr, name in self.names.items():
             if expr not in used or expr in self.declared or not variables.intersection(ir.subexprs(expr)) <= self.bound:
                 continue
-            if isinstance(expr, ir.Element):
+            if isinstance(expr, ir.BoxRow):  # a box for each thread, of warps by turns
+                self.line(f"const int {name} = (thread_index() % 32 * 4 + warp_index() % 4) * {self.number(expr.rows, 3)};")
+                self.declared[expr] = ir.Var(expr.dtype, name)
+            elif isinstance(expr, ir.Element):
                 self.load_element(expr, name, self.offset(expr.tensor, expr.indices))
             else:
                 self.line(f"const {CTYPES[expr.dtype]} {name} = {self.number(expr)};")

@@ -8,7 +8,7 @@ from tileops_dsl.errors import require
 from tileops_dsl.language.builder import builder, here
 from tileops_dsl.language.scalar import Value, convert, to_expr
 
-__all__ = ["alloc_fragment", "alloc_shared", "annotate_layout", "copy", "fill", "tma_copy", "wait"]
+__all__ = ["alloc_fragment", "alloc_shared", "annotate_layout", "box_row", "copy", "fill", "tma_copy", "wait"]
 
 
 class TensorArg:
@@ -180,6 +180,14 @@ def copy(src, dst, *, fill=None, absent=None, eviction_policy: str = "evict_norm
 def tma_copy(src, dst, *, eviction_policy: str = "evict_normal") -> Token:
     """T.copy of a tile into shared memory, in T.ws: by one thread of the group. What needs the tile waits for it, or T.wait."""
     return Token(_copy(src, dst, None, None, eviction_policy, False))
+
+
+def box_row(rows) -> Value:
+    """Of each box of `rows` rows of a tile, a number that divides them, its first row: in the place of a T.tma_copy.
+
+    Each box is loaded from the place that follows from its row, by a thread of its own.
+    """
+    return Value(ir.BoxRow("int32", to_expr(rows)))
 
 
 def is_cut(tile: ir.Tile) -> bool:

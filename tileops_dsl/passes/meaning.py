@@ -112,6 +112,8 @@ def number(expr: ir.Expr, values: Values, lengths: bool = False) -> int:
         return number(expr.value, values, lengths)
     if isinstance(expr, ir.AnyOf):
         return True
+    if isinstance(expr, ir.BoxRow):  # a load is taken as a whole
+        return 0
     if isinstance(expr, ir.Element):  # any number; another one elsewhere
         return functools.reduce(lambda before, index: 8 * before + number(index, values), expr.indices, 0)
     function = CHOICES.get(expr.op) or getattr(operator, expr.op)

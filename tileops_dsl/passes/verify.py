@@ -55,7 +55,7 @@ def _expert(stmt: ir.Stmt) -> str | None:
             return "a T.Pipelined loop from another start, or in other steps,"
         case ir.Store(buffer=ir.Tensor()):
             return "an element of a tensor"
-    return None
+    return "T.box_row" if any(isinstance(e, ir.BoxRow) for e in ir.subexprs(stmt)) else None
 
 
 def _check_block(body, known: set) -> None:
@@ -77,6 +77,9 @@ def _check_block(body, known: set) -> None:
         for e in exprs:
             if isinstance(e, ir.Var):
                 require(e.name in inside, f"{e.name} is used outside its loop", "the loop's values inside the loop", where)
+            elif isinstance(e, ir.BoxRow):
+                problem = "T.box_row is no part of the place of a load into shared memory"
+                require(plan.is_load(stmt), problem, "T.tma_copy(x[T.box_row(rows), 0], tile)", where)
             elif isinstance(e, ir.AnyOf):
                 require(isinstance(stmt, ir.If), "T.any_of is no condition of T.If", "with T.If(T.any_of(...)):", where)
             elif isinstance(e, ir.Load):
