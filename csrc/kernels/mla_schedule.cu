@@ -1,8 +1,8 @@
-// Deals the pages of all requests out to the parts of mla_decode, which CTAs compute: nearly the same cost for each.
+// Deals the blocks of all requests out to the parts of mla_decode, which CTAs compute: nearly the same cost for each.
 //
-// Written by hand: it counts, and has no tiles. A part takes whole requests while they fit, then an even number of pages of the
-// next one. A request that exceeds what is left by a thirty-second of a part, and by no more than a split costs, is taken whole.
-// The last part takes what is left. (FlashMLA deals in a similar way: https://github.com/deepseek-ai/FlashMLA.)
+// Written by hand: it counts, and has no tiles. A part takes whole requests while they fit, then an even number of blocks of
+// the next one. A request that exceeds what is left by a thirty-second of a part, and by no more than a split costs, is taken
+// whole. The last part takes what is left. (FlashMLA deals in a similar way: https://github.com/deepseek-ai/FlashMLA.)
 #include <tileops/device.h>
 
 #include "mla_schedule_params.h"
@@ -10,19 +10,19 @@
 namespace tileops {
 
 constexpr int kThreads = mla_schedule_threads, kTogether = mla_schedule_together;
-constexpr int kOverhead = 5;  // what starting and storing a piece costs, in pages
+constexpr int kOverhead = 5;  // what starting and storing a piece costs, in blocks
 
-TILEOPS_WORD int pages_of(const mla_schedule_params& p, int request, site s) {
+TILEOPS_WORD int blocks_of(const mla_schedule_params& p, int request, site s) {
   Fragment<int32_t, 1> length;
   load_global<1>(length, 0, global<int32_t>(p.cache_seqlens), request, s);
-  return max((length[0] + p.page - 1) / p.page, 1);
+  return max((length[0] + p.block - 1) / p.block, 1);
 }
 
-// Where a part begins: a page of a request, and how many pieces of that request lie before it.
-TILEOPS_WORD void begin_part(shared_ptr<int32_t> starts, int part, int request, int page, int piece, site s) {
+// Where a part begins: a block of a request, and how many pieces of that request lie before it.
+TILEOPS_WORD void begin_part(shared_ptr<int32_t> starts, int part, int request, int block, int piece, site s) {
   Fragment<int32_t, 4> start;
   start[0] = request;
-  start[1] = page;
+  start[1] = block;
   start[2] = piece;
   start[3] = 0;
   store_shared<4>(starts, part * 4, start, 0, s);
@@ -31,14 +31,14 @@ TILEOPS_WORD void begin_part(shared_ptr<int32_t> starts, int part, int request, 
 // One thread deals, and remembers no more than where parts begin; the others bring the numbers and write the results.
 TILEOPS_KERNEL(mla_schedule, mla_schedule_params, kThreads, 1) {
   const int thread = thread_index();
-  const auto pages = shared<int32_t>(0), splits_before = shared<int32_t>(kTogether * 4);
+  const auto blocks = shared<int32_t>(0), splits_before = shared<int32_t>(kTogether * 4);
   const auto starts = shared<int32_t>(kTogether * 8 + 32);
-  Fragment<float, 1> cost;  // exact up to 2^24 pages, beyond them near enough
+  Fragment<float, 1> cost;  // exact up to 2^24 blocks, beyond them near enough
   cost[0] = 0.0f;
   for (int request = thread; request < p.requests; request += kThreads) {
-    const int count = pages_of(p, request, site(1));
+    const int count = blocks_of(p, request, site(1));
     cost[0] += static_cast<float>(count + kOverhead);
-    if (request < kTogether) store_shared(pages, request, count, site(5));
+    if (request < kTogether) store_shared(blocks, request, count, site(5));
   }
   cost[0] = reduce_lanes<Sum, 32>(cost[0], site(2));
   reduce_members<Sum, kThreads / 32>(cost, shared<float>(kTogether * 8), 1, 0, thread / 32, thread % 32 == 0, site(2));
@@ -55,13 +55,15 @@ TILEOPS_KERNEL(mla_schedule, mla_schedule_params, kThreads, 1) {
   int part = -1, left = 0, splits = 0, split_count = 0;  // of the part that is being filled; before this request
   for (int start = 0; start < p.requests; start += kTogether) {
     const int count = min(p.requests - start, kTogether);
-    for (int i = thread; start > 0 && i < count; i += kThreads) store_shared(pages, i, pages_of(p, start + i, site(6)), site(6));
-    for (int i = count + thread; i < (count + 3) / 4 * 4; i += kThreads) store_shared(pages, i, 0, site(7));
+    for (int i = thread; start > 0 && i < count; i += kThreads) {
+      store_shared(blocks, i, blocks_of(p, start + i, site(6)), site(6));
+    }
+    for (int i = count + thread; i < (count + 3) / 4 * 4; i += kThreads) store_shared(blocks, i, 0, site(7));
     sync_threads(site(4));
     TILEOPS_NO_UNROLL
     for (int i = 0; thread == 0 && i < count; i += 4) {  // four at a time: one access of shared memory
       Fragment<int32_t, 4> own, before;
-      load_shared<4>(own, 0, pages, i, site(8));
+      load_shared<4>(own, 0, blocks, i, site(8));
       TILEOPS_UNROLL
       for (int k = 0; k < 4; ++k) {
         before[k] = splits;
@@ -71,13 +73,13 @@ TILEOPS_KERNEL(mla_schedule, mla_schedule_params, kThreads, 1) {
           left -= rest + kOverhead;
           continue;
         }
-        for (int page = 0;; ++pieces) {
+        for (int block = 0;; ++pieces) {
           if (left <= kOverhead + 1 && part < last_part) {
-            begin_part(starts, ++part, start + i + k, page, pieces - 1, site(11));
+            begin_part(starts, ++part, start + i + k, block, pieces - 1, site(11));
             left = payload;
           }
           if (rest + kOverhead <= left + slack || pieces >= most_pieces || part == last_part) break;
-          page += (left - kOverhead) / 2 * 2;
+          block += (left - kOverhead) / 2 * 2;
           rest -= (left - kOverhead) / 2 * 2;
           left = 0;
         }
@@ -108,7 +110,7 @@ TILEOPS_KERNEL(mla_schedule, mla_schedule_params, kThreads, 1) {
     row[0] = here[0];
     row[1] = here[1];
     row[2] = last;
-    row[3] = behind[1] > 0 ? behind[1] : pages_of(p, last, site(18));
+    row[3] = behind[1] > 0 ? behind[1] : blocks_of(p, last, site(18));
     row[4] = here[2];
     row[5] = row[6] = row[7] = 0;
     store_global<8>(global<int32_t>(p.schedule), number * 8, row, 0, site(19));
