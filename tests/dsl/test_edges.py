@@ -376,6 +376,15 @@ def test_a_load_that_nobody_can_time(x: X):
                 T.copy(a_tile, half)
 
 
+@rejected("a_tile is loaded in boxes of rows, over what a store of the group reads", "a tile of its own")
+def test_boxes_of_rows_behind_a_store(x: X):
+    with T.Kernel(1, threads=128), T.ws(0):
+        a_tile = T.alloc_shared((64, 64), "bfloat16")
+        for i in T.Pipelined(m, num_stages=1):
+            T.tma_copy(x[i * 64 + T.box_row(n), 0], a_tile)  # here
+            T.copy(a_tile, x[i * 64, 0])
+
+
 @rejected("box is a name of the generated text", "another name, such as box_tile")
 def test_a_name_of_the_text():
     with T.Kernel(1, threads=128):
