@@ -1,8 +1,8 @@
 """`python -m benchmarks.mla`: mla_decode beside FlashMLA, interleaved in one process; without FlashMLA, alone.
 
-Pages in random order, of 64 tokens unless the label says otherwise (FlashMLA has no others), bfloat16, each result checked against
-float64. Times are of a whole call: the schedule, the kernel, the merge of split requests; FlashMLA's as well, which is asked to make
-its schedule in each call.
+Pages in random order, of 64 tokens unless the label says otherwise (FlashMLA has no others), bfloat16, each result checked
+against float64. Times are of a whole call: the schedule, the kernel, the merge of split requests; FlashMLA's as well, which is
+asked to make its schedule in each call.
 """
 
 import argparse

@@ -82,6 +82,7 @@ SAMPLE = {
     "flash_attention/sm_90a_causal": 5,
     "flash_attention/sm_90a_window_sinks": 5,
     "mla_decode/sm_90a": 5,
+    "mla_decode/sm_90a_u1": 12,
     "softmax/sm_90a_vectors_lanes_on_rows_shared": 1,
 }
 
