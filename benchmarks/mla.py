@@ -1,7 +1,8 @@
 """`python -m benchmarks.mla`: mla_decode beside FlashMLA, interleaved in one process; without FlashMLA, alone.
 
-Pages of 64 tokens in random order, bfloat16, each result checked against float64. Times are of a whole call: the schedule, the
-kernel, the merge of split requests; FlashMLA's as well, which is asked to make its schedule in each call.
+Pages in random order, of 64 tokens unless the label says otherwise (FlashMLA has no others), bfloat16, each result checked
+against float64. Times are of a whole call: the schedule, the kernel, the merge of split requests; FlashMLA's as well, which is
+asked to make its schedule in each call.
 """
 
 import argparse
@@ -28,11 +29,12 @@ class Problem(NamedTuple):
     heads: int
     queries: int = 1
     mixed: bool = False  # lengths from 1 to `tokens`
+    page: int = PAGE
 
     @property
     def label(self) -> str:
         tokens = f"s1..{self.tokens}" if self.mixed else f"s{self.tokens}"
-        return f"b{self.batch} {tokens} h{self.heads} q{self.queries}"
+        return f"b{self.batch} {tokens} h{self.heads} q{self.queries}" + f" p{self.page}" * (self.page != PAGE)
 
     def lengths(self) -> list[int]:
         if not self.mixed:
@@ -47,17 +49,18 @@ PROBLEMS = [
     *(Problem(batch, 4096, heads) for batch in (32, 128) for heads in (32, 64)),
     *(Problem(batch, 4096, 64, 2) for batch in (32, 128)),
     *(Problem(batch, 32768, heads, mixed=True) for batch in (32, 128) for heads in (16, 128)),
+    *(Problem(128, 8192, heads, page=page) for heads in (16, 128) for page in (1, 2, 4, 8, 16, 32, 128)),
 ]
 
 
 def inputs(problem: Problem, lengths: list[int]):
-    counts = [-(-length // PAGE) for length in lengths]
+    counts = [-(-length // problem.page) for length in lengths]
     order = torch.randperm(sum(counts), device="cuda", dtype=torch.int32)
     table = torch.zeros(problem.batch, max(counts), device="cuda", dtype=torch.int32)
     for request, pages in enumerate(order.split(counts)):
         table[request, : len(pages)] = pages
     q = torch.randn(problem.batch, problem.queries, problem.heads, DIM, device="cuda", dtype=torch.bfloat16)
-    return q, torch.randn(len(order), PAGE, DIM, device="cuda", dtype=torch.bfloat16), table
+    return q, torch.randn(len(order), problem.page, DIM, device="cuda", dtype=torch.bfloat16), table
 
 
 def error(out, q, cache, table, lengths):
@@ -125,11 +128,12 @@ def main(arguments=None):
     for problem in chosen:
         progress.step(problem.label)
         with torch.no_grad():
-            written.append(measure(problem, has_peer, options.rounds))
+            written.append(measure(problem, has_peer and problem.page == PAGE, options.rounds))
         results.write(path, written[-1:])
         torch.cuda.empty_cache()
     progress.close()
-    lines = [[r["workload"], r["us"], r["tflops"], r["gbps"], *r["ratios"].values(), r["error"]] for r in written]
+    ratios = [[r["ratios"].get("flashmla", "-")] * has_peer for r in written]
+    lines = [[r["workload"], r["us"], r["tflops"], r["gbps"], *own, r["error"]] for r, own in zip(written, ratios, strict=True)]
     print(aligned([["mla_decode", "us", "TFLOP/s", "GB/s", *["vs flashmla"] * has_peer, "error"], *lines]))
 
 

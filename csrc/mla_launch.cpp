@@ -20,11 +20,25 @@ namespace tileops {
 namespace {
 
 constexpr const char* kOp = "mla_decode";
-constexpr int64_t kOverhead = 5;  // of a piece, in pages: what split_schedule counts with
+constexpr int64_t kOverhead = 5;  // of a piece, in blocks: what split_schedule counts with
 
 std::string describe(const MlaCall& call) {
   return std::string(dtype_name(call.type)) + " " + head_dims_text(call.head_dim, call.head_dim_v) + ", page " +
          std::to_string(call.page);
+}
+
+// Tokens of a page that a box of the cache has: the largest power of 2 that divides it, up to a block.
+int unit_of(const MlaVariant& v, const MlaCall& call) {
+  return static_cast<int>(std::min<int64_t>(call.page & -call.page, v.block));
+}
+
+// 2^32 / page, rounded up: the high half of its product with a token is the token's page, as long as the product's error,
+// token * (inverse * page - 2^32), stays below 2^32.
+int64_t inverse_of(const MlaCall& call) { return ceil_div(int64_t{1} << 32, call.page); }
+
+bool has_exact_pages(const MlaCall& call) {
+  const int64_t error = inverse_of(call) * call.page - (int64_t{1} << 32);
+  return static_cast<double>(call.table_width * call.page) * static_cast<double>(error) < 4294967296.0;
 }
 
 // Rows [batch, query and head] with one stride over the latter.
@@ -38,18 +52,35 @@ bool is_better(const MlaVariant& v, const MlaVariant& other, int64_t rows) {
   return tiles < others || (tiles == others && v.bm < other.bm);
 }
 
+// Whether it is the kernel's but for the page size.
+bool has_type_and_dims(const MlaVariant& v, const MlaCall& call) {
+  return v.x == call.type && v.head_dim == call.head_dim && v.head_dim_v == call.head_dim_v;
+}
+
+// What the pages have that kernels of the device for such a call serve, though not this one.
+std::string other_pages(const Device& device, const MlaCall& call) {
+  std::string found;
+  for (const MlaVariant* v = mla_variants; v != mla_variants + mla_variant_count; ++v) {
+    if (!device.runs(v->target) || !has_type_and_dims(*v, call) || !why_other_kind(*v, call)) continue;
+    found += (found.empty() ? "; there is one for pages of " : " or ") + std::string(v->unit > 0 ? "a multiple of " : "") +
+             std::to_string(v->unit > 0 ? v->unit : v->block);
+  }
+  return found;
+}
+
 }  // namespace
 
 const char* why_other_kind(const MlaVariant& v, const MlaCall& call) {
-  if (v.x != call.type) return "it is for another dtype";
-  if (v.head_dim != call.head_dim || v.head_dim_v != call.head_dim_v) return "it is for other head dims";
-  return v.page != call.page ? "it is for another page size" : nullptr;
+  if (!has_type_and_dims(v, call)) return "it is for another dtype or other head dims";
+  const bool right = v.unit > 0 ? call.page > 0 && call.page % v.unit == 0 : call.page == v.block;
+  return right ? nullptr : "it is for other page sizes";
 }
 
 const char* why_not(const MlaVariant& v, const MlaCall& call) {
   if (const char* reason = why_other_kind(v, call)) return reason;
   if (!combine_for(v.target, v.x, v.head_dim_v)) return "this build has no mla_combine kernel for it";
   if (call.table_width == 0) return "block_table lists no page";
+  if (call.page >= kMaxExtent || !has_exact_pages(call)) return "block_table lists more tokens than it can number";
   const int64_t cache[] = {call.pages, call.page, call.head_dim};
   const auto address = reinterpret_cast<uintptr_t>(call.cache);
   if (access_along(address, item_size(v.x), cache, {call.cache_strides[0], call.cache_strides[1], call.cache_strides[2]}, 2) !=
@@ -68,7 +99,10 @@ const char* why_not(const MlaVariant& v, const MlaCall& call) {
 
 MlaChoice choose_mla(const Device& device, const MlaCall& call) {
   const Fitting<MlaVariant> found = fitting(mla_variants, mla_variant_count, device, call);
-  if (!found.first) return {nullptr, none_fits(kOp, describe(call), device, found.last_reason)};
+  if (!found.first) {
+    const std::string others = found.last_reason ? "" : other_pages(device, call);
+    return {nullptr, none_fits(kOp, describe(call), device, found.last_reason) + others};
+  }
   const MlaVariant* best = found.first;
   for (int i = 0; i < mla_variant_count; ++i) {
     if (found.fits[i] && is_better(mla_variants[i], *best, call.rows())) best = &mla_variants[i];
@@ -81,18 +115,19 @@ MlaChoice choose_mla(const Device& device, const MlaCall& call) {
 
 namespace {
 
-tensor_map map_rows(const MlaVariant& v, int map, const void* data, int64_t columns, int64_t rows, int64_t count,
+tensor_map map_rows(const MlaVariant& v, MapBox box, const void* data, int64_t columns, int64_t rows, int64_t count,
                     const int64_t* strides) {
   const auto bytes = [&](int64_t extent, int64_t stride) { return extent > 1 ? stride * item_size(v.x) : 0; };
-  return map_of({data, 3, {columns, rows, count}, {bytes(rows, strides[1]), bytes(count, strides[0])}, v.x, v.maps[map]});
+  return map_of({data, 3, {columns, rows, count}, {bytes(rows, strides[1]), bytes(count, strides[0])}, v.x, box});
 }
 
-// What both programs take: all but out.
+// What both programs take: all but out, and what says how pages are read.
 template <typename Params>
 Params parameters(const MlaVariant& v, const MlaCall& call, const SplitProblem& problem, const Split& split) {
   Params p = {};
-  p.q = map_rows(v, 0, call.q, v.head_dim, call.rows(), call.batches, call.q_strides);
-  p.kv_cache = map_rows(v, 1, call.cache, v.head_dim, v.page, call.pages, call.cache_strides);
+  const MapBox cache = {v.maps[1].columns, unit_of(v, call), v.maps[1].swizzle};
+  p.q = map_rows(v, v.maps[0], call.q, v.head_dim, call.rows(), call.batches, call.q_strides);
+  p.kv_cache = map_rows(v, cache, call.cache, v.head_dim, call.page, call.pages, call.cache_strides);
   p.lse = call.lse;
   p.partial = mutable_data(split.partial.get());
   p.partial_lse = mutable_data(split.partial_lse.get());
@@ -126,7 +161,10 @@ void launch_decode(const MlaVariant& v, const MlaCall& call, const SplitProblem&
   const int64_t out_strides[] = {call.out_strides[0], call.heads > 1 ? call.out_strides[2] : call.out_strides[1]};
   if (v.maps[2].columns > 0) {
     auto p = parameters<mla_decode_sm_90a_params>(v, call, problem, split);
-    p.out = map_rows(v, 2, call.out, v.head_dim_v, call.rows(), call.batches, out_strides);
+    p.page = static_cast<int32_t>(call.page);
+    p.unit = unit_of(v, call);
+    p.inverse = inverse_of(call);
+    p.out = map_rows(v, v.maps[2], call.out, v.head_dim_v, call.rows(), call.batches, out_strides);
     launch_kernel(launch, &p, stream);
   } else {
     auto p = parameters<mla_decode_few_sm_90a_params>(v, call, problem, split);
@@ -143,7 +181,7 @@ void launch_mla(Device& device, const MlaVariant& v, const MlaCall& call, const 
   resident_ctas(device, v);
   const int64_t parts = std::max<int64_t>(device.multiprocessors / ceil_div(call.rows(), v.bm), 1);
   const SplitProblem problem = {kOp, call.cache_seqlens, call.batches, 1, call.rows(), call.head_dim_v,
-                                parts, v.page, INT32_MAX, kOverhead, call.num_splits};
+                                parts, v.block, INT32_MAX, kOverhead, call.num_splits};
   const Split split = make_schedule(problem, like, stream);
   launch_decode(v, call, problem, split, stream);
   SplitResult result = {call.out, call.lse, call.sq, call.heads, {}, {call.lse_strides[0], call.lse_strides[2], call.lse_strides[1]}};

@@ -108,7 +108,8 @@ struct MlaVariant {
   const char* name;
   Target target;
   DType x;  // of q, kv_cache and out
-  int bm, page, head_dim, head_dim_v;  // the tile: queries and heads, tokens of a page, columns of a key and of a value
+  int bm, block, head_dim, head_dim_v;  // the tile: queries and heads, tokens of a block, columns of a key and of a value
+  int unit;  // a page has any multiple of so many tokens; 0: those of a block
   int threads;
   int shared_bytes;
   MapBox maps[3];  // q, kv_cache, out; of mla_decode_few no out

@@ -355,7 +355,8 @@ def fields(entry, arrays, written):
         elif ctype == "tensor_map":
             at = entry["maps"][field]
             columns, rows = at["box"]
-            box = (columns, arrays.get(at.get("rows"), rows), *[1] * (given.ndim - 2))
+            rows = arrays[at["rows"]] if "rows" in at else rows  # of a box that the host chooses
+            box = (columns, rows, *[1] * (given.ndim - 2))
             values.append(TensorMap(given, box, at["swizzle"], writable=field in written))
         elif ctype.endswith("*"):
             values.append(None if given is None else (Out if field in written else In)(given))

@@ -9,10 +9,7 @@
 
 #include "fake_cuda.h"
 #include "flash_attention_sm_90a_params.h"
-#include "kernels/split_schedule_params.h"
 #include "variant.h"
-
-extern "C" void split_schedule(tileops::split_schedule_params) {}
 
 namespace tileops {
 
@@ -72,10 +69,6 @@ extern const AttentionMeasurement attention_measurements[] = {
     {3, FAKE_GPU, 8, 64, 64, 0, 100, 100, 11.0, 10.0},
     {}};
 extern const int attention_measurement_count = sizeof(attention_measurements) / sizeof(attention_measurements[0]) - 1;
-
-// No kernel of mla_decode here: it has several launches, which tests/ops/test_mla_decode_kernels.py sees on a GPU.
-extern const MlaVariant mla_variants[] = {{}};
-extern const int mla_variant_count = 0;
 
 }  // namespace tileops
 

@@ -296,7 +296,7 @@ def test_loading_is_relaxed_about_captures(fake):
 def test_status_after_use(fake):
     fake.ops.softmax(randn(4, 16))
     status = fake.status()
-    assert status["variants"] == 18 + 11 + 9  # of rows, products, attention
+    assert status["variants"] == 20 + 11 + 9 + 4  # of rows, products, attention, MLA
     assert status["devices"] == {"0": {"name": 'Fake "GPU"', "capability": "9.0", "target": "sm_90a", "reason": ""}}
 
 

@@ -81,6 +81,30 @@ def test_pages_are_read_two_iterations_ahead(made):
         ]  # fmt: skip
 
 
+def test_rows_of_a_page_have_places_of_their_own():
+    """By boxes of rows: bytes are told once, then each warp takes its boxes, whose places its lanes know."""
+    texts = {row.unit: output.compile_config(row).text for row in configs_of("mla_decode") if row.x == "bfloat16"}
+    assert set(texts) == {0, 1, 64} and len({text.count("p.kv_cache, at(") for text in texts.values()}) == 1
+    head = "for (int x = 0; (x * 4 + warp) * p.unit < 64; ++x) {"
+    assert [texts[unit].count(head) for unit in texts] == [0, 0, texts[1].count(head)] and texts[1].count(head) >= 12
+    for body in texts[1].split(head)[1:]:
+        lines = [line.strip() for line in body[: body.index("elect_one")].splitlines()[1:-1]]
+        assert len(lines) in (2, 4) and all(
+            re.match(r"const int place_\d = shuffle\((page|row)[01], x, ", line) for line in lines
+        )
+    moved = [line for line in texts[1].splitlines() if "p.kv_cache, at(" in line]
+    assert all(
+        re.search(r"\+ \(x \* 4 \+ warp\) \* p.unit \* 64, p.kv_cache, at\(.*, place_[13], place_[02]\)", line)
+        for line in moved
+    )
+    assert texts[1].count("const int box_row = (thread_index() % 32 * 4 + warp_index() % 4) * p.unit;") == 1
+    for unit in (1, 64):
+        ahead = re.findall(
+            r"if \(i \+ 4 < end\) load_global<1>\((ahead_\w+), .*p.block_table.*stop - 1.*p.inverse", texts[unit]
+        )
+        assert len(ahead) == 4 and len(set(ahead)) == 2
+
+
 def test_boxes_are_waited_for_one_by_one(made):
     waits = re.findall(r"wait\(k0_full \+ (.*), k0_phase >> (.*) & 1", made.text)
     assert waits == [("8", "8"), ("box", "box"), ("4 + box", "(4 + box)")] * 2

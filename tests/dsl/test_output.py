@@ -69,7 +69,7 @@ def test_each_kernel_is_in_the_file_that_the_manifest_names(everything, kernel_t
             mask = ["full"] * (not (entry["causal"] or entry["window"]))
             assert name == "_".join([f"{begin}_{tile}{dv}", *mask, *flags])
         elif entry["op"] in MLA:
-            assert name == f"{begin}_{tile}"
+            assert name == f"{begin}_{tile}" + f"_u{entry['unit']}" * (entry["unit"] > 0)
         else:
             assert source["file"] == f"{begin}.cu"
             assert name.startswith(f"{begin}_{SHORT[entry['y']]}_v{entry['vector']}_")
@@ -171,8 +171,9 @@ def test_registry_of_mla(everything):
     for op, name, numbers, symbol in found:
         entry = everything.manifest["kernels"][name]
         boxes = ", ".join(f"{{{', '.join(map(str, (*m['box'], m['swizzle'])))}}}" for m in entry["maps"].values())
-        sizes = map(str, (*entry["tile"], entry["threads"], entry["shared_bytes"]))
+        sizes = map(str, (*entry["tile"], entry["unit"], entry["threads"], entry["shared_bytes"]))
         what = [f"Target::{entry['target']}", f"DType::{SHORT[entry['x']]}", *sizes, f"{{{boxes}}}"]
+        assert entry["maps"]["kv_cache"].get("rows") == ("unit" if entry["unit"] == 1 else None)
         assert (op, symbol, numbers) == (entry["op"], name, ", ".join(what))
         assert list(entry["maps"]) == ["q", "kv_cache", *["out"] * (op == "mla_decode")]
     assert found and f"const int mla_variant_count = {len(found)};" in table

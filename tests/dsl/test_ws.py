@@ -213,6 +213,37 @@ def test_a_loop_from_one():
             pass
 
 
+@rejected("T.box_row in a kernel without T.ws", "the groups' work in T.ws")
+def test_boxes_of_rows_of_a_producer(x: X):
+    with T.Kernel(threads=128):
+        a_tile = T.alloc_shared((64, 64), "bfloat16")
+        T.copy(x[T.box_row(16), 0], a_tile)  # here
+
+
+ROWS = "T.box_row is no part of the place from which up to 128 rows of shared memory are loaded"
+
+
+@rejected(ROWS, "T.tma_copy(x[T.box_row(rows), 0], tile)")
+def test_a_box_row_as_a_number():
+    with T.Kernel(1, threads=128), T.ws(0), T.If(T.box_row(m) > 1):  # here
+        pass
+
+
+@rejected(ROWS, "T.tma_copy(x[T.box_row(rows), 0], tile)")
+def test_more_boxes_of_rows_than_threads(x: X):
+    with T.Kernel(1, threads=128), T.ws(0):
+        tile = T.alloc_shared((256, 64), "bfloat16")
+        T.tma_copy(x[T.box_row(m), 0], tile)  # here
+
+
+@rejected("box_row(m) and box_row(16) in one kernel", "boxes of as many rows everywhere")
+def test_boxes_of_different_rows(x: X):
+    with T.Kernel(1, threads=128), T.ws(0):
+        tile = T.alloc_shared((64, 64), "bfloat16")
+        T.tma_copy(x[T.box_row(m), 0], tile)
+        T.tma_copy(x[T.box_row(16), 0], tile)  # here
+
+
 @rejected("T.any_of is no condition of T.If", "with T.If(T.any_of(...)):")
 def test_any_of_as_a_number():
     with T.Kernel(1, threads=128), T.ws(0):

@@ -205,7 +205,8 @@ def as_tensor(array: np.ndarray) -> torch.Tensor:
 def mla_problem(kernel: dict, seed: int) -> Problem:
     """Whole requests: nothing is merged."""
     n, sq, heads, d = 4, 2, min(40, kernel["tile"][0] // 2), kernel["tile"][2]
-    values, grid, exact = mla.decode_problem(SimpleNamespace(**kernel), [130, 0, 65, 300], heads, sq, parts=1)
+    page = mla.PAGES[kernel["unit"]][0]
+    values, grid, exact = mla.decode_problem(SimpleNamespace(**kernel), [130, 0, 65, 300], heads, sq, parts=1, page=page)
     values |= {name: as_tensor(v) for name, v in values.items() if isinstance(v, np.ndarray)}
     names, by_query = ("q", "kv_cache", "block_table", "cache_seqlens"), (n, sq, heads, -1)
     args = tuple(values[name].view(by_query) if name == "q" else values[name] for name in names)

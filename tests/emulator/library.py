@@ -5,6 +5,7 @@ in sizes share one, which `small` shows at a tile that runs fast (test_library.p
 """
 
 import functools
+import itertools
 import re
 import sys
 import tempfile
@@ -68,7 +69,7 @@ def of_rows(row):
     return ["elements" if row.vector == 1 else "vectors", *names, *["shared"] * shared]
 
 
-SCHEDULES = {"gemm": of_gemm, "flash_attention": of_attention, "mla_decode": lambda row: []}
+SCHEDULES = {"gemm": of_gemm, "flash_attention": of_attention, "mla_decode": lambda row: [f"u{row.unit}"] * (row.unit > 0)}
 SCHEDULES["attention_decode"] = lambda row: ["values"] * (row.head_dim_v != row.tile[2]) + ["softcap"] * row.softcap
 SCHEDULES["mla_decode_few"] = lambda row: [f"{row.tile[0]}rows"]
 
@@ -288,8 +289,8 @@ def edges(row) -> list[Problem]:
         capped = {"softcap": 5.0} if row.softcap else {}
         return [Problem(*lengths.decode_problem(row, *case, more | capped)) for *case, more in lengths.DECODES]
     if row.op in MLA:
-        calls = mla.few(row.tile[0]) if row.op == "mla_decode_few" else mla.DECODES
-        return [mla_problem(row, *call, spread=2.0 + 2 * n) for n, call in enumerate(calls)]
+        calls = zip(mla.few(row.tile[0]) if row.op == "mla_decode_few" else mla.DECODES, itertools.cycle(mla.PAGES[row.unit]))
+        return [mla_problem(row, *call, spread=2.0 + 2 * n, page=page) for n, (call, page) in enumerate(calls)]
     if row.op == "mla_combine":
         return [Problem(*mla.combine_problem(row, *call)) for call in mla.COMBINES]
     if row.op == "merge_attention":

@@ -23,6 +23,7 @@ DECODES = [  # lengths, heads, sq, causal, parts
     ([300, 64, 5, 900], 24, 3, 0, 5),
     ([130, 200, 129], 5, 1, 1, 1),
 ]
+PAGES = {0: [64], 1: [16, 32, 1, 8, 48, 2, 64, 4], 64: [128, 64, 192]}  # by the unit of a kernel
 
 
 def few(rows: int) -> list:
@@ -48,13 +49,13 @@ def softmax_times(scores: np.ndarray, v: np.ndarray) -> tuple[np.ndarray, np.nda
         return weights @ v / np.where(total, total, 1.0), (peak + np.log(total))[..., 0]
 
 
-def paged(row, lengths, heads, sq, causal, spread) -> tuple[dict, list]:
+def paged(row, lengths, heads, sq, causal, spread, page) -> tuple[dict, list]:
     """The arrays that describe a call, and each request's scores and keys.
 
     Pages in any order; behind each request's length NaN, and no page of its table is valid behind its last one. `spread` of the
     scores: from 6 or so on maxima rise by so much that the output is rescaled.
     """
-    rng, (_, page, d, _) = np.random.default_rng(sum(lengths) + heads), row.tile
+    rng, (_, block, d, _) = np.random.default_rng(sum(lengths) + heads), row.tile
     n, rows, used = len(lengths), sq * heads, [-(-length // page) for length in lengths]
     pages, places = sum(used) + 1, rng.permutation(sum(used) + 1)
     cache, q = (rng.standard_normal(shape) for shape in ((pages, page, d), (n, rows, d)))
@@ -71,7 +72,8 @@ def paged(row, lengths, heads, sq, causal, spread) -> tuple[dict, list]:
         seen = np.arange(length) <= (np.arange(rows) // heads)[:, None] + (length - sq if causal else length)
         requests.append((np.where(seen, q[request] @ kv.T * d**-0.5, -np.inf), kv))
     arrays |= {"block_table": table, "cache_seqlens": np.array(lengths, np.int32)}
-    arrays |= {"n": n, "rows": rows, "pages": pages, "table": table.shape[1], "heads": heads, "sq": sq}
+    arrays |= {"n": n, "rows": rows, "pages": pages, "page": page, "table": table.shape[1], "heads": heads, "sq": sq}
+    arrays |= {"unit": min(page & -page, block), "inverse": -(-(2**32) // page)}
     return arrays | {"causal": causal, "scale_log2": d**-0.5 * LOG2E}, requests
 
 
@@ -82,7 +84,7 @@ def bounded(row, out, lse) -> tuple[tuple, tuple]:
 
 def standard_problem(row, lengths, heads, sq=1, causal=1, ctas=2, spread=1.0):
     """Of mla_decode_standard."""
-    arrays, requests = paged(row, lengths, heads, sq, causal, spread)
+    arrays, requests = paged(row, lengths, heads, sq, causal, spread, row.tile[1])
     bm, _, _, dv = row.tile
     out, lse = map(np.stack, zip(*(softmax_times(scores, kv[:, :dv]) for scores, kv in requests), strict=True))
     arrays |= {"out": encode(out, row.x), "lse": lse.astype(np.float32)}
@@ -90,17 +92,17 @@ def standard_problem(row, lengths, heads, sq=1, causal=1, ctas=2, spread=1.0):
     return arrays, grid, dict(zip(("out", "lse"), bounded(row, out, lse), strict=True))
 
 
-def decode_problem(row, lengths, heads, sq=1, causal=1, parts=1, spread=3.0):
+def decode_problem(row, lengths, heads, sq=1, causal=1, parts=1, spread=3.0, page=64):
     """Of mla_decode: whole requests go to out and lse, pieces of others to partial and partial_lse."""
-    arrays, requests = paged(row, lengths, heads, sq, causal, spread)
-    (bm, page, _, dv), n, rows = row.tile, len(lengths), sq * heads
+    arrays, requests = paged(row, lengths, heads, sq, causal, spread, page)
+    (bm, block, _, dv), n, rows = row.tile, len(lengths), sq * heads
     dealt, first_split = schedule(lengths, parts)
     splits = max(1, first_split[-1])
     out, lse = np.full((n, rows, dv), np.nan), np.full((n, rows), np.nan)
     partial, partial_lse = np.full((splits, rows, dv), np.nan), np.full((splits, rows), np.nan)
     for first, begin, last, end, piece, *_ in dealt:
         for request in range(first, last + 1):
-            start, stop = begin * page if request == first else 0, end * page if request == last else lengths[request]
+            start, stop = begin * block if request == first else 0, end * block if request == last else lengths[request]
             scores, kv = requests[request]
             found = softmax_times(scores[:, start:stop], kv[start:stop, :dv])
             if start == 0 and stop >= lengths[request]:

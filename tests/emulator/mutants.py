@@ -223,7 +223,8 @@ def problems(row) -> list[library.Problem]:
         return [library.attention_problem(row, *shape, **options) for shape in shapes]
     if row.op == "mla_decode":
         calls = ([200, 3, 140], 16, 2, 1, 2), ([700], 64, 1, 1, 3), ([754], 32), ([130, 200, 129], 16)
-        return [library.mla_problem(row, *call, spread=4.0) for call in calls]
+        page = library.mla.PAGES[row.unit][0]
+        return [library.mla_problem(row, *call, spread=4.0, page=page) for call in calls]
     if row.op == "mla_decode_few":
         calls = ([200, 3, 140], row.tile[0] // 2, 2, 1, 2), ([700], row.tile[0] - 1, 1, 1, 3), ([130, 200, 129], 5)
         return [library.mla_problem(row, *call, spread=4.0) for call in calls]
@@ -241,7 +242,7 @@ MEET = "all of group 0 sync at site 85 before the product that reads what they h
 TAKEN = "the next commit takes the product along, and nothing is waited for before it"
 TAILS = "where a page has a tail, the next one has, too, behind which the group fences what it wrote to both"
 ZEROS = "clears whole rows, in whatever order"
-MLA_DECODE, MLA_SCORES = "mla_decode/sm_90a", r"(done = |T.wait\(T.wgmma_gemm\(q_rope)"
+MLA_DECODE, MLA_SCORES = r"mla_decode/sm_90a\S*", r"(done = |T.wait\(T.wgmma_gemm\(q_rope)"
 EQUIVALENT = [
     ("reconvergence", LANES, r"\S+ sync_warp@\d+ suppress .*"),
     ("late fence", FENCED, r"flash_attention/\S+ wgmma_fence@\d+ suppress T.gemm\(.* stage=1\)"),

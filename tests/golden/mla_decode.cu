@@ -43,18 +43,18 @@ struct mla_decode_params {
   float scale_log2;              // scale * log2(e), positive
 };
 
-// mla_decode.py:34: with T.Kernel(T.ceildiv(rows, bm), parts, threads=256) as (tile, part):
+// mla_decode.py:36: with T.Kernel(T.ceildiv(rows, bm), parts, threads=256) as (tile, part):
 TILEOPS_KERNEL(mla_decode, mla_decode_params, 256, 1) {
   constexpr int kBox = 64 * 128;  // bytes
-  // mla_decode.py:35: q_tile, first = T.alloc_shared((bm, d), x, box=64), tile * bm
-  // mla_decode.py:36: k0, k1 = T.alloc_shared((bn, d), x, box=64), T.alloc_shared((bn, d), x, box=64)
-  // mla_decode.py:37: p0, p1 = T.alloc_shared((bm, bn), x), T.alloc_shared((bm, bn), x, alias=q_tile[:, rope])
-  // mla_decode.py:38: o_tile = T.alloc_shared((bm, dv), x, alias=q_tile[:, 0:dv])
+  // mla_decode.py:37: q_tile, first = T.alloc_shared((bm, d), x, box=64), tile * bm
+  // mla_decode.py:38: k0, k1 = T.alloc_shared((bn, d), x, box=64), T.alloc_shared((bn, d), x, box=64)
+  // mla_decode.py:39: p0, p1 = T.alloc_shared((bm, bn), x), T.alloc_shared((bm, bn), x, alias=q_tile[:, rope])
+  // mla_decode.py:40: o_tile = T.alloc_shared((bm, dv), x, alias=q_tile[:, 0:dv])
   constexpr int kQ = 0, kK0 = 9 * kBox, kK1 = 18 * kBox, kP0 = 27 * kBox, kP1 = 8 * kBox, kRows = 28 * kBox;
   constexpr int kMax0Ready = 1, kMax1Ready = 2, kP0Ready = 3, kP1Ready = 4, kEnd = 5, kGroup = 6;
   constexpr float kSlack = 8.0f;    // a maximum that is exceeded by no more than this stays: O is rarely rescaled
   constexpr float kNoMax = -1e30f;  // finite, so that a row that has seen no key has exp2(-inf - kNoMax) = 0
-  // mla_decode.py:39: peak0, factor0, sums0, peak1, factor1, sums1, top1 = (T.alloc_shared(*row) for _ in range(7))
+  // mla_decode.py:41: peak0, factor0, sums0, peak1, factor1, sums1, top1 = (T.alloc_shared(*row) for _ in range(7))
   const auto row_max0 = shared<float>(kRows), row_factor0 = shared<float>(kRows + 256);
   const auto row_max1 = shared<float>(kRows + 512), row_factor1 = shared<float>(kRows + 768);
   const auto row_peak1 = shared<float>(kRows + 1024), row_sums = shared<float>(kRows + 1280);
@@ -94,11 +94,11 @@ TILEOPS_KERNEL(mla_decode, mla_decode_params, 256, 1) {
   const auto p1_tile = matrix_at_offset<Swizzle::k128, Major::kK, 1024>(kP1);
   const auto v0_tile = matrix_at_offset<Swizzle::k128, Major::kMN, 1024, kBox>(kK0);
   const auto v1_tile = matrix_at_offset<Swizzle::k128, Major::kMN, 1024, kBox>(kK1);
-  // mla_decode.py:40: with T.ws(0, 1):
-  // mla_decode.py:41: o, o_half = T.alloc_fragment((bm, dv // 2), f32), T.alloc_fragment((bm, dv // 2), x)
-  // mla_decode.py:42: s, p_half, late = T.alloc_fragment((bm, bn), f32), T.alloc_fragment((bm, bn), x), T.alloc_fragment((bm, bn), x)
-  // mla_decode.py:43: peak, top, sums, factor, other = (T.alloc_fragment(*row) for _ in range(5))
-  // mla_decode.py:44: q_rope, limit = T.alloc_fragment((bm, d - dv), x), T.alloc_fragment((bm,), "int32")
+  // mla_decode.py:42: with T.ws(0, 1):
+  // mla_decode.py:43: o, o_half = T.alloc_fragment((bm, dv // 2), f32), T.alloc_fragment((bm, dv // 2), x)
+  // mla_decode.py:44: s, p_half, late = T.alloc_fragment((bm, bn), f32), T.alloc_fragment((bm, bn), x), T.alloc_fragment((bm, bn), x)
+  // mla_decode.py:45: peak, top, sums, factor, other = (T.alloc_fragment(*row) for _ in range(5))
+  // mla_decode.py:46: q_rope, limit = T.alloc_fragment((bm, d - dv), x), T.alloc_fragment((bm,), "int32")
   Fragment<float, 128> o;
   Fragment<float, 32> s;
   Fragment<bf16, 32> p_tile, q_rope;
@@ -112,30 +112,28 @@ TILEOPS_KERNEL(mla_decode, mla_decode_params, 256, 1) {
   float max0 = kNoMax, max1 = kNoMax, sum0 = 0.0f, sum1 = 0.0f;
   bool whole = true;
 
-  // mla_decode.py:45: for request in T.Pipelined(schedule[part, 0], schedule[part, 2] + 1, num_stages=1):
+  // mla_decode.py:47: for request in T.Pipelined(schedule[part, 0], schedule[part, 2] + 1, num_stages=1):
   TILEOPS_NO_UNROLL
   for (;;) {
     // The first two pages of the next piece are loaded while the last one is stored.
     if (request <= part[2]) {
-      // mla_decode.py:46: length = T.let("length", cache_seqlens[request])
+      // mla_decode.py:48: length = T.let("length", cache_seqlens[request])
       load_global<1>(length, 0, p.cache_seqlens, request, site(9));
-      // mla_decode.py:47: begin = T.let("begin", T.if_then_else(request == schedule[part, 0], schedule[part, 1], 0))
-      // mla_decode.py:48: pages_of = T.max(T.ceildiv(length, bn), 1)
-      // mla_decode.py:49: end = T.let("end", T.if_then_else(request == schedule[part, 2], schedule[part, 3], pages_of))
+      // mla_decode.py:49: begin = T.let("begin", T.if_then_else(request == schedule[part, 0], schedule[part, 1], 0))
+      // mla_decode.py:50: blocks = T.max(T.ceildiv(length, bn), 1)
+      // mla_decode.py:51: end = T.let("end", T.if_then_else(request == schedule[part, 2], schedule[part, 3], blocks))
       end = request == part[2] ? part[3] : length[0] > 64 ? (length[0] + 63) / 64 : 1;
-      // mla_decode.py:61: page0 = T.let("page0", block_table[request, i])
-      // mla_decode.py:62: other_page = block_table[request, T.min(i + 1, end - 1)]
-      // mla_decode.py:63: page1 = T.let("page1", T.if_then_else(i + 1 < end, other_page, -1))  # of page -1 TMA reads zeros
+      // mla_decode.py:63: place0, place1 = steps.blocks(config, block_table, request, i, end, length, page, unit, inverse)
       load_global<1>(page0, 0, p.block_table, request * p.table_stride + begin, site(10));
       load_global<1>(page1, 0, p.block_table, request * p.table_stride + min(begin + 1, end - 1), site(11));
       if (begin + 1 >= end) page1[0] = -1;
       if (warp == 0 && elect_one(site(12))) {
         // mla_decode.py:64: with T.ws(0):
-        // mla_decode.py:65: steps.load(kv_cache, (page0, 0), k0, rope, left)
-        // mla_decode.py:66: steps.load(kv_cache, (page1, 0), k1, left)
+        // mla_decode.py:65: steps.load(kv_cache, place0, k0, rope, left)
+        // mla_decode.py:66: steps.load(kv_cache, place1, k1, left)
         // mla_decode.py:67: with T.ws(1):
-        // mla_decode.py:68: steps.load(kv_cache, (page1, 0), k1, rope, right)
-        // mla_decode.py:69: steps.load(kv_cache, (page0, 0), k0, right)
+        // mla_decode.py:68: steps.load(kv_cache, place1, k1, rope, right)
+        // mla_decode.py:69: steps.load(kv_cache, place0, k0, right)
         arrive_expect_bytes(full0 + (group * 9 + 8), kBox, site(13));
         tma_load<L2::kEvictFirst>(shared<bf16>(kK0 + (group * 9 + 8) * kBox), p.kv,
                                   at(512, 0, group == 0 ? page0[0] : page1[0]), full0 + (group * 9 + 8), site(14));
@@ -214,10 +212,10 @@ TILEOPS_KERNEL(mla_decode, mla_decode_params, 256, 1) {
 
     if (warp == 0 && elect_one(site(30))) {
       store_wait_read<0>(site(31));
-      // mla_decode.py:51: with T.ws(0):
-      // mla_decode.py:52: steps.load(q, (request, first), q_tile, left, rope)
-      // mla_decode.py:53: with T.ws(1):
-      // mla_decode.py:54: steps.load(q, (request, first), q_tile, right)
+      // mla_decode.py:53: with T.ws(0):
+      // mla_decode.py:54: steps.load(q, (request, first), q_tile, left, rope)
+      // mla_decode.py:55: with T.ws(1):
+      // mla_decode.py:56: steps.load(q, (request, first), q_tile, right)
       arrive_expect_bytes(q_full, group == 0 ? 5 * kBox : 4 * kBox, site(32));
       TILEOPS_UNROLL
       for (int i = 0; i < 4; ++i) {
@@ -226,18 +224,18 @@ TILEOPS_KERNEL(mla_decode, mla_decode_params, 256, 1) {
       }
       if (group == 0) tma_load<L2::kEvictFirst>(shared<bf16>(kP1), p.q, at(512, tile_row, request), q_full, site(34));
     }
-    // mla_decode.py:55: with T.ws(0, 1):
-    // mla_decode.py:59: steps.limits(limit, first, length, end * bn, heads, sq, causal)
-    // mla_decode.py:50: fewest = T.let("fewest", T.min(length + steps.beyond(first, heads, sq, causal), end * bn))  # that a row sees
+    // mla_decode.py:57: with T.ws(0, 1):
+    // mla_decode.py:61: steps.limits(limit, first, length, end * bn, heads, sq, causal)
+    // mla_decode.py:52: fewest = T.let("fewest", T.min(length + steps.beyond(first, heads, sq, causal), end * bn))  # that a row sees
     const int limit0 = min(length[0] + beyond0, end * 64), limit1 = min(length[0] + beyond1, end * 64);
     const int limit_tile = min(length[0] + beyond_tile, end * 64);
-    // mla_decode.py:57: T.fill(peak, -1e30)  # finite, so that a row that has seen no key has P = exp2(-inf + 1e30) = 0
-    // mla_decode.py:58: T.fill(sums, 0.0)
+    // mla_decode.py:59: T.fill(peak, -1e30)  # finite, so that a row that has seen no key has P = exp2(-inf + 1e30) = 0
+    // mla_decode.py:60: T.fill(sums, 0.0)
     max0 = max1 = kNoMax;
     sum0 = sum1 = 0.0f;
     wait(q_full, q_phase, site(35));
     q_phase ^= 1;
-    // mla_decode.py:56: T.copy(q_tile[:, rope], q_rope)
+    // mla_decode.py:58: T.copy(q_tile[:, rope], q_rope)
     TILEOPS_UNROLL
     for (int k = 0; k < 4; ++k) load_matrix<4>(q_rope, k * 8, shared<bf16>(kP1 + (matrix ^ k * 32)), site(36));
 
@@ -263,9 +261,7 @@ TILEOPS_KERNEL(mla_decode, mla_decode_params, 256, 1) {
     wgmma_wait<0>(site(44));
     fence_operand(s);
     phase ^= 1;
-    // mla_decode.py:61: page0 = T.let("page0", block_table[request, i])
-    // mla_decode.py:62: other_page = block_table[request, T.min(i + 1, end - 1)]
-    // mla_decode.py:63: page1 = T.let("page1", T.if_then_else(i + 1 < end, other_page, -1))  # of page -1 TMA reads zeros
+    // mla_decode.py:63: place0, place1 = steps.blocks(config, block_table, request, i, end, length, page, unit, inverse)
     load_global<1>(page0, 0, p.block_table, request * p.table_stride + min(begin + 2, end - 1), site(45));
     load_global<1>(page1, 0, p.block_table, request * p.table_stride + min(begin + 3, end - 1), site(46));
     if (begin + 3 >= end) page1[0] = -1;
@@ -273,13 +269,13 @@ TILEOPS_KERNEL(mla_decode, mla_decode_params, 256, 1) {
     // mla_decode.py:70: with T.ws(0):
     // mla_decode.py:101: with T.ws(0):
     if (group == 0) {
-      // mla_decode.py:60: for i in T.Pipelined(begin, end, 2, num_stages=1):
+      // mla_decode.py:62: for i in T.Pipelined(begin, end, 2, num_stages=1):
       TILEOPS_NO_UNROLL
       for (int page = begin; page < end; page += 2) {
         const int tokens = length[0] - page * 64;  // from this page on
         if (warp == 0 && page + 2 < end && elect_one(site(47))) {
           arrive_expect_bytes(full0 + 8, kBox, site(48));
-          // mla_decode.py:65: steps.load(kv_cache, (page0, 0), k0, rope, left)
+          // mla_decode.py:65: steps.load(kv_cache, place0, k0, rope, left)
           tma_load<L2::kEvictFirst>(shared<bf16>(kK0 + 8 * kBox), p.kv, at(512, 0, page0[0]), full0 + 8, site(49));
         }
 
@@ -382,7 +378,7 @@ TILEOPS_KERNEL(mla_decode, mla_decode_params, 256, 1) {
         sum1 *= later1;
 
         // mla_decode.py:108: T.wait(own0)
-        // mla_decode.py:65: steps.load(kv_cache, (page0, 0), k0, rope, left)
+        // mla_decode.py:65: steps.load(kv_cache, place0, k0, rope, left)
         // The left boxes of K0 are free.
         wgmma_wait<0>(site(77));
         fence_operand(o);
@@ -418,7 +414,7 @@ TILEOPS_KERNEL(mla_decode, mla_decode_params, 256, 1) {
         for (int k = 0; k < 4; ++k) wgmma<256>(o, 0, p1_tile + k * 32, v1_tile + k * 2048, 1, site(87));
         wgmma_commit(site(88));
         // mla_decode.py:71: steps.scores(q_tile, q_rope, k0, s, rope, left, right)
-        // mla_decode.py:66: steps.load(kv_cache, (page1, 0), k1, left)
+        // mla_decode.py:66: steps.load(kv_cache, place1, k1, left)
         // The next S0 behind it. After its first box P1 V1 is done: the left boxes of K1 are free.
         if (page + 2 < end) {
           wait(full0 + 8, phase, site(89));
@@ -438,9 +434,7 @@ TILEOPS_KERNEL(mla_decode, mla_decode_params, 256, 1) {
                                         full1 + box, site(96));
             }
           }
-          // mla_decode.py:61: page0 = T.let("page0", block_table[request, i])
-          // mla_decode.py:62: other_page = block_table[request, T.min(i + 1, end - 1)]
-          // mla_decode.py:63: page1 = T.let("page1", T.if_then_else(i + 1 < end, other_page, -1))  # of page -1 TMA reads zeros
+          // mla_decode.py:63: place0, place1 = steps.blocks(config, block_table, request, i, end, length, page, unit, inverse)
           load_global<1>(page0, 0, p.block_table, request * p.table_stride + min(page + 4, end - 1), site(97));
           load_global<1>(page1, 0, p.block_table, request * p.table_stride + min(page + 5, end - 1), site(98));
           if (page + 5 >= end) page1[0] = -1;
@@ -463,13 +457,13 @@ TILEOPS_KERNEL(mla_decode, mla_decode_params, 256, 1) {
     // mla_decode.py:82: with T.ws(1):
     // mla_decode.py:112: with T.ws(1):
     } else {
-      // mla_decode.py:60: for i in T.Pipelined(begin, end, 2, num_stages=1):
+      // mla_decode.py:62: for i in T.Pipelined(begin, end, 2, num_stages=1):
       TILEOPS_NO_UNROLL
       for (int page = begin; page < end; page += 2) {
         const int tokens = length[0] - page * 64;  // from this page on
         if (warp == 0 && page + 2 < end && elect_one(site(106))) {
           arrive_expect_bytes(full1 + 8, kBox, site(107));
-          // mla_decode.py:68: steps.load(kv_cache, (page1, 0), k1, rope, right)
+          // mla_decode.py:68: steps.load(kv_cache, place1, k1, rope, right)
           tma_load<L2::kEvictFirst>(shared<bf16>(kK1 + 8 * kBox), p.kv, at(512, 0, page1[0]), full1 + 8, site(108));
         }
 
@@ -575,7 +569,7 @@ TILEOPS_KERNEL(mla_decode, mla_decode_params, 256, 1) {
         named_barrier_arrive(kP1Ready, 256, site(142));
 
         // mla_decode.py:114: T.wait(own1)
-        // mla_decode.py:68: steps.load(kv_cache, (page1, 0), k1, rope, right)
+        // mla_decode.py:68: steps.load(kv_cache, place1, k1, rope, right)
         // The right boxes of K1 are free.
         wgmma_wait<1>(site(143));
         fence_operand(p_tile);
@@ -587,7 +581,7 @@ TILEOPS_KERNEL(mla_decode, mla_decode_params, 256, 1) {
           }
         }
         // mla_decode.py:83: steps.scores(q_tile, q_rope, k1, s, rope, right, left)
-        // mla_decode.py:69: steps.load(kv_cache, (page0, 0), k0, right)
+        // mla_decode.py:69: steps.load(kv_cache, place0, k0, right)
         // The next S1 behind it. After its first box P0 V0 is done: the right boxes of K0 are free.
         if (page + 2 < end) {
           wait(full1 + 8, phase, site(147));
@@ -607,9 +601,7 @@ TILEOPS_KERNEL(mla_decode, mla_decode_params, 256, 1) {
                                         full0 + box, site(154));
             }
           }
-          // mla_decode.py:61: page0 = T.let("page0", block_table[request, i])
-          // mla_decode.py:62: other_page = block_table[request, T.min(i + 1, end - 1)]
-          // mla_decode.py:63: page1 = T.let("page1", T.if_then_else(i + 1 < end, other_page, -1))  # of page -1 TMA reads zeros
+          // mla_decode.py:63: place0, place1 = steps.blocks(config, block_table, request, i, end, length, page, unit, inverse)
           load_global<1>(page0, 0, p.block_table, request * p.table_stride + min(page + 4, end - 1), site(155));
           load_global<1>(page1, 0, p.block_table, request * p.table_stride + min(page + 5, end - 1), site(156));
           if (page + 5 >= end) page1[0] = -1;

@@ -84,8 +84,9 @@ class Generated:
         values = []
         for name, ctype, _ in self.entry["params"]:
             if ctype == "tensor_map":
-                entry = self.entry["maps"][name]
-                values.append(driver.tensor_map(tensors[name], (*entry["box"], 1), entry["swizzle"]))
+                entry, (columns, rows) = self.entry["maps"][name], self.entry["maps"][name]["box"]
+                rows = scalars[entry["rows"]].value if "rows" in entry else rows
+                values.append(driver.tensor_map(tensors[name], (columns, rows, 1), entry["swizzle"]))
             elif name.endswith("_stride"):
                 values += map(driver.I64, tensors[name.removesuffix("_stride")].stride())
             else:
@@ -94,7 +95,7 @@ class Generated:
 
 
 def launch(kernels, q, kv_cache, block_table, cache_seqlens, scale, causal=True, num_parts=None):
-    """out [B, Sq, H, 512] and lse [B, H, Sq] (natural logarithm) of q [B, Sq, H, 576] and kv_cache [pages, 64, 576]."""
+    """out [B, Sq, H, 512] and lse [B, H, Sq] (natural logarithm) of q [B, Sq, H, 576] and kv_cache [pages, page, 576]."""
     decode, combine = kernels
     batch, queries, heads, _ = q.shape
     rows = queries * heads
@@ -110,9 +111,12 @@ def launch(kernels, q, kv_cache, block_table, cache_seqlens, scale, causal=True,
     tensors |= {"partial": partial, "partial_lse": partial_lse, "block_table": block_table, "cache_seqlens": cache_seqlens}
     tensors |= {"schedule": parts, "first_split": first_split}
     scalars = {"causal": driver.I32(int(causal)), "scale_log2": driver.F32(scale * math.log2(math.e))}
+    page = kv_cache.shape[1]  # PAGE, unless the compiler's kernel has another unit
+    of_page = {"unit": driver.I32(min(page & -page, PAGE)), "inverse": driver.I64(-(-(2**32) // page))}
     if isinstance(decode, Generated):
-        sizes = {"n": batch, "rows": rows, "pages": len(kv_cache), "table": block_table.shape[1], "parts": num_parts}
-        decode(tensors, sizes | {"splits": len(partial), "heads": heads, "sq": queries}, scalars, (tiles, num_parts))
+        sizes = {"n": batch, "rows": rows, "pages": len(kv_cache), "page": page, "table": block_table.shape[1]}
+        sizes |= {"parts": num_parts, "splits": len(partial), "heads": heads, "sq": queries}
+        decode(tensors, sizes, scalars | of_page, (tiles, num_parts))
     else:
         maps = [driver.tensor_map(tensors.pop(name), (64, 64, 1), 128) for name in ("q", "kv_cache", "out")]
         sizes = driver.I64(block_table.stride(0)), *map(driver.I32, (rows, heads, queries))

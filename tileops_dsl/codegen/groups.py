@@ -2,6 +2,7 @@
 
 from contextlib import contextmanager
 from dataclasses import replace
+from itertools import groupby
 
 from tileops_dsl import ir, plan
 from tileops_dsl.codegen import role_statements as roles
@@ -112,16 +113,44 @@ def _store(w: Writer, stmt: Issue) -> None:
 
 def _load(w: Writer, stmt: Issue) -> None:
     """The barrier of each box is told its bytes; of a tile without boxes once, whatever TMA makes of it."""
-    op, (root, first) = stmt.op, plan.boxes(stmt.op.dst)[0]
-    barrier = plan.barrier_named(w.kernel, f"{root.name}_full")
-    expect = f"arrive_expect_bytes({barrier.name} + %s, {barrier.bytes}, {w.site(stmt)});"
-    if not root.box:
-        w.line(expect % 0)
-    with _boxes(w, op) as (box, place, at):
-        index = box_index(first, box) if root.box else "0"
-        if root.box:
-            w.line(expect % index)
-        w.line(f"tma_load{hint(op)}({place}, p.{op.src.tensor.name}, {at}, {barrier.name} + {index}, {w.site(stmt)});")
+    boxed, full = _full(w, stmt.op), plan.barrier_named(w.kernel, f"{plan.boxes(stmt.op.dst)[0][0].name}_full")
+    expect = f"arrive_expect_bytes(%s, {full.bytes}, {w.site(stmt)});"
+    if not ir.buffer_of(stmt.op.dst).box:
+        w.line(expect % boxed(""))
+    with _boxes(w, stmt.op) as (box, place, at):
+        if ir.buffer_of(stmt.op.dst).box:
+            w.line(expect % boxed(box))
+        if not stmt.op.box_row:
+            _fetch(w, stmt, place, at, boxed(box))
+
+
+def _load_rows(w: Writer, loads: list[Issue]) -> None:
+    """Boxes of rows: each warp goes through its own, of which each lane knows the place of one.
+
+    They may arrive before their barrier is told of them.
+    """
+    places = dict.fromkeys(o for load in loads for o in load.op.src.origin if load.op.box_row in ir.subexprs(o))
+    row, where = f"(x * 4 + warp) * {w.number(loads[0].op.box_row.rows, 4)}", loads[0]
+    w.line("TILEOPS_NO_UNROLL")
+    with w.block(f"for (int x = 0; {row} < {where.op.dst.shape[0]}; ++x)"), w.scope():
+        for number, place in enumerate(places):
+            w.line(f"const int place_{number} = shuffle({w.number(place)}, x, {w.site(where)});")
+        w.declared |= {place: ir.Var(place.dtype, f"place_{number}") for number, place in enumerate(places)}
+        with w.block(f"if (elect_one({w.site(where)}))"):
+            for stmt in loads:
+                boxed, columns = _full(w, stmt.op), w.kernel.layouts[ir.buffer_of(stmt.op.dst)].box_columns
+                with _boxes(w, stmt.op) as (box, place, at):
+                    _fetch(w, stmt, f"{place} + {row} * {columns}", at, boxed(box))
+
+
+def _full(w: Writer, op: ir.Copy):
+    """The barrier of a box, by its number."""
+    root, first = plan.boxes(op.dst)[0]
+    return lambda box: f"{root.name}_full + {box_index(first, box) if root.box else 0}"
+
+
+def _fetch(w: Writer, stmt: Issue, place: str, at: str, barrier: str) -> None:
+    w.line(f"tma_load{hint(stmt.op)}({place}, p.{stmt.op.src.tensor.name}, {at}, {barrier}, {w.site(stmt)});")
 
 
 @contextmanager
@@ -171,6 +200,9 @@ def _one(w: Writer, stmt: One) -> None:
     """Always the same thread; ptxas knows that it is one, and that whole warps go the same way."""
     with w.block(f"if (warp == 0 && elect_one({w.site(stmt)}))"):
         body(w, stmt.body)
+    of_rows = [inner for inner in stmt.body if isinstance(inner, Issue) and inner.op.box_row]
+    for _, loads in groupby(of_rows, key=lambda load: load.op.dst.shape[0]):
+        _load_rows(w, list(loads))
 
 
 STATEMENTS = roles.STATEMENTS | {

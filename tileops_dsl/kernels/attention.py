@@ -16,11 +16,21 @@ def limits(limit, first, length, end, heads, sq, causal):
         limit[r] = T.min(length + beyond(first + r, heads, sq, causal), end)
 
 
-def in_page(block_table, request, token, stop, page, inverse):
-    """Where the cache has a token: page and row. Of a token from `stop` on page -1, of which TMA reads zeros."""
-    read = T.max(T.min(token, stop - 1), 0)
-    index = T.cast(T.cast(read, "int64") * inverse // 2**32, "int32")  # read // page, without a division
-    return T.if_then_else(token < stop, block_table[request, index], -1), token - index * page
+def blocks(config, table, request, i, end, length, page, unit, inverse):
+    """Where the cache has blocks i and i + 1 of a request: page and row each. Of page -1, beyond the end, TMA reads zeros."""
+    if not config.unit:  # a block is a page
+        page0, other = T.let("page0", table[request, i]), table[request, T.min(i + 1, end - 1)]
+        return (page0, 0), (T.let("page1", T.if_then_else(i + 1 < end, other, -1)), 0)
+    block, stop = config.tile[1], T.let("stop", T.min(length, end * config.tile[1]))
+    token = i * block + (T.box_row(unit) if config.unit < block else 0)
+    return tuple(in_page(n, table, request, token + n * block, stop, page, inverse) for n in (0, 1))
+
+
+def in_page(n, table, request, token, stop, page, inverse):
+    """The same of a token, without a division: names end in n."""
+    index = T.cast(T.cast(T.max(T.min(token, stop - 1), 0), "int64") * inverse // 2**32, "int32")  # token // page
+    number = T.if_then_else(token < stop, table[request, index], -1)
+    return T.let(f"page{n}", number), T.let(f"row{n}", token - index * page)
 
 
 def load(tensor, place, tile, *columns):

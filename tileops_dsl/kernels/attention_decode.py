@@ -68,9 +68,10 @@ def attention_decode(config: DecodeConfig):
                 latest = length - 1 - window_left  # from here on no window begins
                 for i in T.Pipelined(T.max(end - begin, 1), num_stages=config.stages):
                     key = (begin + i) * bn
-                    at = steps.in_page(block_table, request, key + T.box_row(unit), T.min(length, end * bn), page, inverse)
-                    T.copy(k[at[0], head, at[1], 0], k_tile, eviction_policy="evict_first")
-                    T.copy(v[at[0], head, at[1], 0], v_tile, eviction_policy="evict_first")
+                    token, stop = key + T.box_row(unit), T.min(length, end * bn)
+                    of_page, place = steps.in_page(0, block_table, request, token, stop, page, inverse)
+                    T.copy(k[of_page, head, place, 0], k_tile, eviction_policy="evict_first")
+                    T.copy(v[of_page, head, place, 0], v_tile, eviction_policy="evict_first")
                     T.gemm(q_tile, k_tile, s, transpose_B=True, policy=by_rows, clear_accum=True)
                     if config.softcap:
                         for r, c in T.Parallel(bm, bn):

@@ -87,7 +87,7 @@ def flash_attention(config: AttentionConfig):
                 for i in T.Pipelined(blocks, num_stages=config.stages):
                     key = (of_step(i) if config.window else blocks - 1 - i) * bn
                     if config.paged:
-                        of_page, place = steps.in_page(block_table, first_key, key + T.box_row(unit), k_len, page, inverse)
+                        of_page, place = steps.in_page(0, block_table, first_key, key + T.box_row(unit), k_len, page, inverse)
                     else:
                         of_page, place = batch, first_key + key if config.lengths else key
                     T.copy(k[of_page, kv_head, place, 0], k_tile, eviction_policy="evict_last")

@@ -1,8 +1,8 @@
 """mla_decode: attention of a few query tokens over a paged latent cache whose first 512 columns are the values as well.
 
-q [n, rows, 576] (rows: sq tokens x heads, heads fastest), kv_cache [pages, 64, 576], out [n, rows, 512], lse [n, heads, sq].
-A part is a piece of all requests' pages; what belongs to a split request goes to `partial`. Group 0 has the scores of the first
-page of a pair and the left half of o, group 1 the others. Each half takes its group's P from registers, the other from memory.
+q [n, rows, 576] (rows: sq tokens x heads, heads fastest), kv_cache [pages, page, 576], out [n, rows, 512], lse [n, heads, sq].
+A part is a piece of all requests, in blocks of 64 tokens; what belongs to a split one goes to `partial`. Group 0 has the scores
+of the first of two blocks and the left half of o, group 1 the others. Each half has its group's P in registers.
 """
 
 import tileops_dsl.language as T
@@ -11,23 +11,25 @@ from tileops_dsl.kernels.mla_decode_config import MlaConfig
 
 
 def mla_decode(config: MlaConfig):
-    bm, bn, d, dv = config.tile
-    left, right, rope = slice(0, dv // 2), slice(dv // 2, dv), slice(dv, d)
-    x, f32, row = config.x, "float32", ((bm,), "float32")
-    n, rows, pages, table, parts, splits, heads, sq = T.dynamic("n, rows, pages, table, parts, splits, heads, sq", "int32")
+    (bm, bn, d, dv), x, f32 = config.tile, config.x, "float32"
+    left, right, rope, row = slice(0, dv // 2), slice(dv // 2, dv), slice(dv, d), ((bm,), "float32")
+    n, rows, pages, page, table = T.dynamic("n, rows, pages, page, table", "int32")
+    parts, splits, heads, sq = T.dynamic("parts, splits, heads, sq", "int32")
 
     @T.prim_func
     def mla_decode(
         q: T.Tensor((n, rows, d), x, vector=8),
-        kv_cache: T.Tensor((pages, bn, d), x, vector=8),
+        kv_cache: T.Tensor((pages, page, d), x, vector=8),
         out: T.Tensor((n, rows, dv), x, vector=8),
         lse: T.Tensor((n, heads, sq), "float32"),
         partial: T.Tensor((splits, rows, dv), "float32", vector=2),
         partial_lse: T.Tensor((splits, rows), "float32"),
         block_table: T.Tensor((n, table), "int32"),
         cache_seqlens: T.Tensor((n,), "int32"),
-        schedule: T.Tensor((parts, 8), "int32"),  # first request, its first page, last request, end of its pages, first piece
+        schedule: T.Tensor((parts, 8), "int32"),  # first request, its first block, last request, end of its blocks, first piece
         first_split: T.Tensor((n,), "int32"),
+        unit: T.Scalar("int32"),  # rows of a page that are loaded together: a power of 2 up to bn
+        inverse: T.Scalar("int64"),  # 2^32 / page, rounded up
         causal: T.Scalar("int32"),
         scale_log2: T.Scalar("float32"),  # scale * log2(e), positive
     ):
@@ -45,8 +47,8 @@ def mla_decode(config: MlaConfig):
             for request in T.Pipelined(schedule[part, 0], schedule[part, 2] + 1, num_stages=1):
                 length = T.let("length", cache_seqlens[request])
                 begin = T.let("begin", T.if_then_else(request == schedule[part, 0], schedule[part, 1], 0))
-                pages_of = T.max(T.ceildiv(length, bn), 1)
-                end = T.let("end", T.if_then_else(request == schedule[part, 2], schedule[part, 3], pages_of))
+                blocks = T.max(T.ceildiv(length, bn), 1)
+                end = T.let("end", T.if_then_else(request == schedule[part, 2], schedule[part, 3], blocks))
                 fewest = T.let("fewest", T.min(length + steps.beyond(first, heads, sq, causal), end * bn))  # that a row sees
                 with T.ws(0):
                     steps.load(q, (request, first), q_tile, left, rope)
@@ -58,15 +60,13 @@ def mla_decode(config: MlaConfig):
                     T.fill(sums, 0.0)
                     steps.limits(limit, first, length, end * bn, heads, sq, causal)
                 for i in T.Pipelined(begin, end, 2, num_stages=1):
-                    page0 = T.let("page0", block_table[request, i])
-                    other_page = block_table[request, T.min(i + 1, end - 1)]
-                    page1 = T.let("page1", T.if_then_else(i + 1 < end, other_page, -1))  # of page -1 TMA reads zeros
+                    place0, place1 = steps.blocks(config, block_table, request, i, end, length, page, unit, inverse)
                     with T.ws(0):
-                        steps.load(kv_cache, (page0, 0), k0, rope, left)
-                        steps.load(kv_cache, (page1, 0), k1, left)
+                        steps.load(kv_cache, place0, k0, rope, left)
+                        steps.load(kv_cache, place1, k1, left)
                     with T.ws(1):
-                        steps.load(kv_cache, (page1, 0), k1, rope, right)
-                        steps.load(kv_cache, (page0, 0), k0, right)
+                        steps.load(kv_cache, place1, k1, rope, right)
+                        steps.load(kv_cache, place0, k0, right)
                     with T.ws(0):
                         steps.scores(q_tile, q_rope, k0, s, rope, left, right)
                         steps.maximum(s, top, i * bn, limit, fewest)

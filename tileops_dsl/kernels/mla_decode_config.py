@@ -7,18 +7,24 @@ from tileops_dsl.configs import SHORT, Config
 
 @dataclass(frozen=True)
 class MlaConfig(Config):
-    """MLA decode. `tile`: rows (queries and heads), tokens of a page, columns of a key, columns of a value."""
+    """MLA decode. `tile`: rows (queries and heads), tokens of a block, columns of a key, columns of a value.
+
+    `unit`: for pages of any multiple of so many tokens, 1 or those of a block; 0: a page is a block.
+    """
 
     tile: tuple[int, int, int, int]
+    unit: int = 0
 
     table = "Mla"
-    facts = ("tile",)
+    facts = ("tile", "unit")
+    plain = property(lambda self: not self.unit)
     dtypes = property(lambda self: (SHORT[self.x],))  # one for all
 
     @property
     def name(self) -> str:
         """mla_decode_sm_90a_bf16_64x64x576x512."""
-        return "_".join((self.op, self.target, *self.dtypes, "x".join(map(str, self.tile))))
+        unit = [f"u{self.unit}"] * (self.unit > 0)
+        return "_".join((self.op, self.target, *self.dtypes, "x".join(map(str, self.tile)), *unit))
 
 
 @dataclass(frozen=True)

@@ -93,7 +93,7 @@ class Builder:
 
 RESERVED = frozenset(
     "p r q c row col columns first head tail edge has_edge slot member thread before fill shared global site"
-    " x y h own own_row box group warp lane next value".split()  # with T.ws
+    " x y h own own_row box box_row place_0 place_1 place_2 place_3 group warp lane next value".split()  # with T.ws
 )
 # Those of kernels without a grid.
 RESERVED_PERSISTENT = frozenset(

@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 from tileops_dsl import ir
+from tileops_dsl.errors import require
 from tileops_dsl.passes import edges
 from tileops_dsl.passes.stores import chunked, last_wait
 from tileops_dsl.plan import boxes, flying, is_load, is_store
@@ -70,6 +71,8 @@ class _Group:
         """By one thread, if there is such an iteration."""
         load, where = refill.load, refill.load.location
         own_place = refill.at is load
+        problem = f"{load.dst.name} is loaded in boxes of rows, over what a store of the group reads"
+        require(not (load.box_row and refill.stored), problem, "a tile of its own", where)
         reads = [Retire(where, "read", 0)] if refill.stored else []
         out: ir.Stmt = One(where, (*reads, Issue(where, load, ir.ZERO)))
         around = [outer for outer in self.found.around.get(load, ()) if isinstance(outer, ir.Pipelined)]

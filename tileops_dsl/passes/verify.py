@@ -4,7 +4,7 @@ import functools
 import itertools
 
 from tileops_dsl import ir, plan
-from tileops_dsl.errors import require
+from tileops_dsl.errors import TileError, require
 from tileops_dsl.layouts import Linear, PerColumn, PerRow, VectorisedRows, tile_of
 from tileops_dsl.passes import verify_roles
 from tileops_dsl.targets import Target
@@ -18,6 +18,9 @@ def verify(kernel: ir.Kernel, target: Target, properties: tuple[str, ...]) -> No
 def well_formed(kernel: ir.Kernel, target: Target) -> None:
     """Names are in scope, buffers are allocated once and before use, indices fit; a tensor is used only where it was passed."""
     _check_block(kernel.body, {*kernel.tensors, *kernel.parameters, *(block.name for block in kernel.blocks)})
+    sizes = {e: stmt.location for stmt in ir.walk(kernel.body) for e in ir.subexprs(stmt) if isinstance(e, ir.BoxRow)}
+    for where in [*sizes.values()][1:]:
+        raise TileError(f"{' and '.join(map(str, sizes))} in one kernel", "boxes of as many rows everywhere", where)
     persistent = any(isinstance(stmt, ir.Persistent) and not stmt.alternate for stmt in kernel.body)
     for stmt in () if plan.feeds_itself(kernel) else ir.walk(kernel.body):
         words = _expert(stmt)
@@ -78,8 +81,9 @@ def _check_block(body, known: set) -> None:
             if isinstance(e, ir.Var):
                 require(e.name in inside, f"{e.name} is used outside its loop", "the loop's values inside the loop", where)
             elif isinstance(e, ir.BoxRow):
-                problem = "T.box_row is no part of the place of a load into shared memory"
-                require(plan.is_load(stmt), problem, "T.tma_copy(x[T.box_row(rows), 0], tile)", where)
+                problem = "T.box_row is no part of the place from which up to 128 rows of shared memory are loaded"
+                fits = plan.is_load(stmt) and stmt.dst.shape[0] <= 128  # a lane of four warps for each
+                require(fits, problem, "T.tma_copy(x[T.box_row(rows), 0], tile)", where)
             elif isinstance(e, ir.AnyOf):
                 require(isinstance(stmt, ir.If), "T.any_of is no condition of T.If", "with T.If(T.any_of(...)):", where)
             elif isinstance(e, ir.Load):
