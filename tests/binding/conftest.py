@@ -22,9 +22,11 @@ CSRC = ROOT / "csrc"
 # Of the operators here, so that the package itself can live in the same process.
 NAMESPACE = "tileops_binding_test"
 NO_KERNELS = """
+#include "kernels/attention_tiles_params.h"
 #include "kernels/split_schedule_params.h"
 #include "variant.h"
 extern "C" void split_schedule(tileops::split_schedule_params) {}
+extern "C" void attention_tiles(tileops::attention_tiles_params) {}
 namespace tileops {
 extern const RowVariant row_variants[] = {RowVariant()};
 extern const int row_variant_count = 0;
@@ -36,6 +38,8 @@ extern const AttentionVariant attention_variants[] = {AttentionVariant()};
 extern const int attention_variant_count = 0;
 extern const AttentionMeasurement attention_measurements[] = {AttentionMeasurement()};
 extern const int attention_measurement_count = 0;
+extern const DecodeVariant decode_variants[] = {DecodeVariant()};
+extern const int decode_variant_count = 0;
 extern const MlaVariant mla_variants[] = {MlaVariant()};
 extern const int mla_variant_count = 0;
 }
@@ -227,11 +231,12 @@ def eager_gemm(a, b, bias=None, *, activation=0, residual=None, out_dtype=None, 
     return (y if residual is None else y + residual).to(out_dtype or a.dtype)
 
 
-PAIRS = ("flash_attention", "flash_attention_varlen", "flash_attention_paged", "mla_decode", "merge_attention")
+MADE_UP = {"softmax": eager_softmax, "rms_norm": eager_rms_norm, "gemm": eager_gemm}
+WITHOUT = ("rms_norm_silu",)  # a missing twin is an error: test_calls.py
 
 
-def eager_pair(op, *args, **kwargs):
-    """The package's own twin, which registers under another namespace."""
+def packages_own(op, *args, **kwargs):
+    """The twin of the package, which registers under another namespace."""
     import tileops
 
     assert not torch.is_grad_enabled()
@@ -241,11 +246,10 @@ def eager_pair(op, *args, **kwargs):
 @pytest.fixture(scope="module")
 def fake_ops(fake_library, binding):
     twins = torch.library.Library(binding.namespace, "FRAGMENT")
-    twins.impl("_eager_softmax", eager_softmax, "CompositeExplicitAutograd")
-    twins.impl("_eager_rms_norm", eager_rms_norm, "CompositeExplicitAutograd")
-    twins.impl("_eager_gemm", eager_gemm, "CompositeExplicitAutograd")
-    for op in PAIRS:
-        twins.impl(f"_eager_{op}", functools.partial(eager_pair, op), "CompositeExplicitAutograd")
+    for op in schemas():
+        if op not in WITHOUT:
+            twin = MADE_UP.get(op) or functools.partial(packages_own, op)
+            twins.impl(f"_eager_{op}", twin, "CompositeExplicitAutograd")
     yield getattr(torch.ops, binding.namespace)
     twins._destroy()
 

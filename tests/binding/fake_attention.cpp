@@ -20,6 +20,8 @@ namespace tileops {
    Target::sm_90a,                                                      \
    DType::x,                                                            \
    mask[0] == 'c',                                                      \
+   false,                                                               \
+   false,                                                               \
    has(mask, "window"),                                                 \
    has(mask, "sinks"),                                                  \
    has(mask, "softcap"),                                                \

@@ -40,7 +40,7 @@ Map map_of(const tileops::tensor_map& bytes, unsigned rank, std::initializer_lis
 void launch_gemm(const tileops::ProductVariant& v, const cudaLaunchConfig_t& config, const void* params);
 void launch_attention(const tileops::AttentionVariant& v, const cudaLaunchConfig_t& config, const void* params);
 void launch_mla(const tileops::MlaVariant& v, const cudaLaunchConfig_t& config, const void* params);
-bool launch_mla_schedule(const void* kernel, const void* params);  // false: it is another kernel
+bool launch_split_schedule(const void* kernel, const void* params);  // false: it is another kernel
 void merge_attention(const tileops::RowVariant& v, dim3 grid, const void* params);
 
 }  // namespace fake

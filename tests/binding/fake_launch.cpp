@@ -125,7 +125,7 @@ cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessor(int* blocks, const voi
 cudaError_t cudaLaunchKernelExC(const cudaLaunchConfig_t* config, const void* kernel, void** arguments) {
   if (fake::launch_fails()) return cudaErrorLaunchFailure;
   const Shape shape = shape_of(kernel);
-  if (fake::launch_mla_schedule(kernel, arguments[0])) return cudaSuccess;
+  if (fake::launch_split_schedule(kernel, arguments[0])) return cudaSuccess;
   if (!shape.threads) return fake::launch_row(*config, kernel, arguments);
   const bool right = int(config->blockDim.x) == shape.threads && int(config->dynamicSmemBytes) == shape.shared_bytes &&
                      config->stream == reinterpret_cast<cudaStream_t>(0x5) && (mla(kernel) || config->gridDim.y == 1) &&

@@ -8,11 +8,13 @@
 #include <vector>
 
 #include "fake_cuda.h"
-#include "kernels/mla_schedule_params.h"
+#include "kernels/attention_tiles_params.h"
+#include "kernels/split_schedule_params.h"
 #include "mla_decode_sm_90a_params.h"
 #include "variant.h"
 
-extern "C" void mla_schedule(tileops::mla_schedule_params) {}
+extern "C" void split_schedule(tileops::split_schedule_params) {}
+extern "C" void attention_tiles(tileops::attention_tiles_params) {}
 
 namespace tileops {
 
@@ -25,6 +27,9 @@ static const char places[8] = {};  // their addresses are the kernels
 // None for the other pages of f16.
 extern const MlaVariant mla_variants[] = {MLA(bf16, 0), MLA(f16, 0), MLA(bf16, 64), MLA(bf16, 1), {}};
 extern const int mla_variant_count = sizeof(mla_variants) / sizeof(mla_variants[0]) - 1;
+
+extern const DecodeVariant decode_variants[] = {{}};
+extern const int decode_variant_count = 0;
 
 }  // namespace tileops
 
@@ -73,13 +78,13 @@ void compute(const tileops::MlaVariant& v, const Params& p, const fake::Map& q, 
 
 namespace fake {
 
-bool launch_mla_schedule(const void* kernel, const void* params) {
-  if (kernel != reinterpret_cast<const void*>(&mla_schedule)) return false;
-  const auto& p = *static_cast<const tileops::mla_schedule_params*>(params);
-  if (p.block != 64 || p.parts < 1) abort();
+bool launch_split_schedule(const void* kernel, const void* params) {
+  if (kernel != reinterpret_cast<const void*>(&split_schedule)) return false;
+  const auto& p = *static_cast<const tileops::split_schedule_params*>(params);
+  if (p.block != 64 || p.parts < 1 || p.heads != 1 || p.seen != INT32_MAX) abort();
   std::fill_n(p.schedule, p.parts * 8, 0);
-  std::fill_n(p.first_split, p.requests + 1, 0);
-  std::fill_n(p.split_requests, p.parts, -1);
+  std::fill_n(p.first_split, p.items + 1, 0);
+  std::fill_n(p.split_items, p.parts, -1);
   return true;
 }
 

@@ -213,13 +213,6 @@ def test_a_loop_from_one():
             pass
 
 
-@rejected("T.box_row in a kernel without T.ws", "the groups' work in T.ws")
-def test_boxes_of_rows_of_a_producer(x: X):
-    with T.Kernel(threads=128):
-        a_tile = T.alloc_shared((64, 64), "bfloat16")
-        T.copy(x[T.box_row(16), 0], a_tile)  # here
-
-
 ROWS = "T.box_row is no part of the place from which up to 128 rows of shared memory are loaded"
 
 

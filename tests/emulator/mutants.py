@@ -327,7 +327,7 @@ def main(argv: list[str]) -> int:
             print("".join(f"    missed: {text}\n" for text in new), end="", flush=True)
             classes.update(filter(None, map(equivalent, missed)))
             save(table)
-    for kind, reason in {kind: reason for kind, reason, _ in EQUIVALENT}.items():
+    for kind, reason in {kind: reason for kind, reason, _ in EQUIVALENT if classes[kind]}.items():
         print(f"{kind}: {classes[kind]} mutants; {reason}")
     return 1 if gaps else 0
 

@@ -1,6 +1,8 @@
 """What the words of the language mean, where the shipped kernels do not show it: small programs with softmax's parameters."""
 
 import functools
+import inspect
+import re
 
 import numpy as np
 import pytest
@@ -9,6 +11,7 @@ import tileops_dsl.language as T
 from tileops_dsl import emulate, output
 from tileops_dsl.emulate_rows import decode, emulate_row, encode
 from tileops_dsl.kernels.row_config import RowConfig
+from tileops_dsl.language import scalar
 
 
 @pytest.fixture
@@ -174,6 +177,18 @@ def test_expressions(run, name, formula, expected):
 
     y = run(config(), body, VALUES.reshape(1, 1, -1))
     np.testing.assert_allclose(y.reshape(-1), expected(VALUES), rtol=2**-22)
+
+
+@pytest.mark.parametrize("word", re.findall(r'^\w+ = _function\("(\w+)"', inspect.getsource(scalar), re.MULTILINE))
+def test_a_function_is_ours_on_device_and_emulator(word):
+    """Of a name that the C library has, its function would be called where ours is missing, and the test above pass."""
+
+    def has(file):
+        return f"TILEOPS_WORD float {word}(" in (emulate.ROOT / "csrc" / file).read_text()
+
+    files = "include/tileops/math.h", "emulator/include/tileops/math.h"
+    missing = [f"csrc/{file}" for file in files if not has(file)]
+    assert not missing or has("include/tileops/activation.h"), f"TILEOPS_WORD float {word}(float v) is missing in {missing}"
 
 
 @pytest.mark.parametrize("x", ["float32", "float16", "bfloat16"])

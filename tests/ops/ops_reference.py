@@ -1,4 +1,5 @@
 """What tileops is held against: each op in float64, the same in eager PyTorch of the input's dtype, and the rule for errors."""
+
 import functools
 from typing import Any
 
@@ -87,8 +88,12 @@ EAGER = {"softmax": eager_softmax, "rms_norm": eager_rms_norm, "rms_norm_silu": 
 
 
 def operands(op: str, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    """The tensors that `op` needs, x first, for a result of the shape of x: gemm takes a square b."""
-    return (x, normal(x.shape[-1], x.shape[-1], dtype=x.dtype, device=x.device, seed=5)) if op == "gemm" else (x,)
+    """The tensors that `op` needs, x first, for a result of the shape of x: others like x, but gemm takes a square b."""
+    import tileops
+
+    needed = getattr(tileops, op).__globals__["_op"].contract.operands
+    shape = (x.shape[-1], x.shape[-1]) if op == "gemm" else x.shape
+    return x, *(normal(*shape, dtype=x.dtype, device=x.device, seed=5 + n) for n in range(len(needed) - 1))
 
 
 def arithmetic_floor(exact: torch.Tensor, cols: int) -> torch.Tensor:
