@@ -13,18 +13,18 @@ from tileops_dsl.kernels.flash_attention_config import AttentionConfig
 
 
 def flash_attention(config: AttentionConfig):
-    (bm, bn, d), dv = config.tile, config.head_dim_v  # at least those of the tensors: TMA fills a tile up with zeros
+    (bm, bn, d), dv = config.tile, config.head_dim_v  # at least those of the tensors: copies fill a tile up with zeros
     sub = math.gcd(dv, 64)  # columns of the output stored at a time
     hides_rows = config.causal or config.window  # a block may have no key for some rows
     by_rows, row_vector = T.GemmWarpPolicy.FullRow, ((bm,), "float32")
-    batches, heads, kv_heads, sq, sk = T.dynamic("batches, heads, kv_heads, sq, sk", "int32")
+    batches, heads, kv_heads, sq, sk, dim, dim_v = T.dynamic("batches, heads, kv_heads, sq, sk, head_dim, head_dim_v", "int32")
 
     @T.prim_func
     def flash_attention(
-        q: T.Tensor((batches, heads, sq, d), config.x, vector=8),
-        k: T.Tensor((batches, kv_heads, sk, d), config.x, vector=8),
-        v: T.Tensor((batches, kv_heads, sk, dv), config.x, vector=8),
-        out: T.Tensor((batches, heads, sq, dv), config.x, vector=8),
+        q: T.Tensor((batches, heads, sq, dim), config.x, vector=8),
+        k: T.Tensor((batches, kv_heads, sk, dim), config.x, vector=8),
+        v: T.Tensor((batches, kv_heads, sk, dim_v), config.x, vector=8),
+        out: T.Tensor((batches, heads, sq, dim_v), config.x, vector=8),
         lse: T.Tensor((batches, heads, sq), "float32"),
         sinks: T.Tensor((heads, sq), "any"),  # the same for all rows: of stride 0
         scale_log2: T.Scalar("float32"),  # scale * log2(e), positive; with a softcap c, c * log2(e)
