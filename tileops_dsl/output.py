@@ -13,7 +13,6 @@ from tileops_dsl.kernels import PROGRAMS, configs_of
 from tileops_dsl.passes import run_passes
 from tileops_dsl.targets import TARGETS
 
-
 OWN_HEADERS = ("copy_async_part",)  # words that few kernels have: the others need not be compiled anew with them
 
 

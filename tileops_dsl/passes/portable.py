@@ -22,6 +22,7 @@ A barrier stands behind each write of a shared tile by the threads themselves, a
 all accesses is what `simulate` finds out.
 """
 
+import itertools
 from dataclasses import replace
 
 from tileops_dsl import ir
@@ -99,10 +100,11 @@ def _products_loop(kernel: ir.Kernel, loop: ir.Pipelined, once: list[ir.Copy]) -
     products, stages = [s for s in loop.body if isinstance(s, ir.Gemm)], loop.num_stages
     depth = stages * len(products) - 1  # groups on their way
     loads = [[s for s in loop.body if is_load(s) and s.dst in operands(product)] for product in products]
-    apart = sum(loads, []) == [s for s in ir.walk(loop.body) if is_load(s)] and all(loads)
-    problem = f"{len(products)} products in {stages} stages for {kernel.threads} threads do not load what each of them reads"
-    instead = f"T.Kernel(threads={GROUP}), two products in a loop, and T.copy of a tile of its own for each, in their order"
-    require(apart and depth and kernel.threads == GROUP, problem, instead, loop.location)
+    apart = [*itertools.chain(*loads)] == [s for s in ir.walk(loop.body) if is_load(s)] and all(loads)
+    instead = "for each product, in their order, T.copy of tiles that it alone reads; and two stages, if it is one product"
+    require(apart and depth, "copies of the loop do not belong to one product each", instead, loop.location)
+    problem = f"{kernel.threads} threads have products that follow each other"
+    require(kernel.threads == GROUP, problem, f"T.Kernel(threads={GROUP})", kernel.location)
 
     def copies(number: int, first: ir.Expr) -> list[ir.Stmt]:
         """For a product, counted from those of iteration `first` on; behind the last one, none."""

@@ -9,13 +9,13 @@ Without warp groups the four warps of a kernel whose products follow each other 
 
 from dataclasses import replace
 
-from tileops_dsl import ir
+from tileops_dsl import ir, plan
 from tileops_dsl.errors import TileError, require
 from tileops_dsl.instruction_layouts import AccumulatorRows, SharedTile, Swizzle, WgmmaAccumulator
 from tileops_dsl.layouts import Linear
 from tileops_dsl.passes.meaning import views_of
 from tileops_dsl.passes.portable import accumulators
-from tileops_dsl.plan import chained, group_threads, is_load, is_store, layout_columns, layout_rows, named, parts, sharing, tile_loop
+from tileops_dsl.plan import group_threads, is_load, is_store, layout_columns, layout_rows, named, parts, sharing, tile_loop
 from tileops_dsl.targets import Target
 
 
@@ -23,7 +23,7 @@ def infer_tiles(kernel: ir.Kernel, target: Target) -> ir.Kernel:
     table: dict[ir.Buffer, object] = {}
     groups, across = sharing(kernel), parts(kernel)
     statements = list(ir.walk(kernel.body))
-    of_groups = target.warp_groups or chained(kernel)
+    of_groups = target.warp_groups or plan.chained(kernel)
 
     def of_fragment(tile: ir.Buffer, location: ir.Location):
         if not of_groups:
