@@ -96,7 +96,7 @@ class Copies : public Barriers {
     offset = swizzled_by("copy_async", offset, site);
     cta().shared.check(offset, bytes, bytes, true, site);
     const Pieces pieces{{{offset, origin, from, read, bytes}}};
-    if (read) memory.access(origin, from, read, 1, false, launch_thread(self()), site, 0, false);
+    if (read) memory.access(origin, from, read, 1, false, launch_thread(self()), site, bytes, false);
     any_copies_ = true;
     Groups& groups = groups_of(copies_, Actor::copies);
     auto copy = std::make_shared<Copy>(*this, pieces, issue(site));
