@@ -53,6 +53,7 @@ extern const AttentionVariant attention_variants[] = {
     ATTENTION(bf16, "window_softcap", 128, 128, 64),
     NAMED(sm_90a, "192x128", bf16, "causal", 128, 112, 192, 128),
     ATTENTION(bf16, "causal", 128, 128, 96),
+    PORTABLE(bf16, "full", 128, 64, 32),
     PORTABLE(bf16, "full", 128, 64, 64),
     PORTABLE(bf16, "causal", 128, 64, 64),
     PORTABLE(bf16, "window_sinks_softcap", 64, 64, 64),
