@@ -58,9 +58,11 @@ flash_attention_sm_90a_params sm_90a_params(const AttentionVariant& v, const Att
 #endif
 
 #ifdef TILEOPS_PORTABLE
-// Batch, heads, tokens, columns: the program's order.
+// Batch, heads, tokens, columns: the program's order. A stride of a dimension of one may be no multiple of 16 bytes.
 void set_strides(int64_t (&to)[4], const AttentionTensor& from) {
-  for (int dim = 0; dim < 4; ++dim) to[dim] = from.strides[dim == 1 ? 2 : dim == 2 ? 1 : dim];
+  const int order[] = {0, 2, 1};
+  for (int dim = 0; dim < 3; ++dim) to[dim] = from.extents[order[dim]] > 1 ? from.strides[order[dim]] : 0;
+  to[3] = 1;
 }
 
 // Copies of 16 bytes want what TMA wants, so the tensors are the same.

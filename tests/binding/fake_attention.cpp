@@ -112,7 +112,8 @@ Heads of_map(const tileops::tensor_map& bytes, int64_t batches, int64_t heads, i
 
 // Copies of 16 bytes, from rows of any length.
 Heads of_strides(const void* data, const int64_t (&strides)[4], int64_t columns, int64_t most, int type) {
-  const bool right = reinterpret_cast<uintptr_t>(data) % 16 == 0 && strides[3] == 1 && columns <= most;
+  bool right = reinterpret_cast<uintptr_t>(data) % 16 == 0 && strides[3] == 1 && columns <= most;
+  for (int dim = 0; dim < 3; ++dim) right = right && strides[dim] % 8 == 0;
   if (!right) abort();
   return {static_cast<const char*>(data), strides[0], strides[1], strides[2], columns, type};
 }

@@ -103,6 +103,7 @@ LAYOUTS = {
     "batch, repeated": lambda t: t[:1].expand(t.shape),
     "a head, repeated": lambda t: t[:, :, :1].expand(t.shape),
     "one batch of any stride": lambda t: t[:1].as_strided((1, *t.shape[1:]), (3, *t.stride()[1:])),
+    "one token of any stride": lambda t: t[:, :1].as_strided((t.shape[0], 1, *t.shape[2:]), (t.stride(0), 3, *t.stride()[2:])),
 }
 
 

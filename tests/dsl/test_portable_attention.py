@@ -196,10 +196,20 @@ def turned_round(kernel: ir.Kernel) -> ir.Kernel:
     return replace(kernel, body=body(kernel.body))
 
 
+def transposed(kernel: ir.Kernel) -> ir.Kernel:
+    """As if q were stored by columns."""
+
+    def body(stmts):
+        stmts = [replace(s, body=body(s.body)) if hasattr(s, "body") else s for s in stmts]
+        return tuple(replace(s, transpose_a=True) if isinstance(s, ir.Gemm) and s.transpose_b else s for s in stmts)
+
+    return replace(kernel, body=body(kernel.body))
+
+
 REFUSED = [
     ({"warps": 8, "tile": (128, 64, 64)}, "256 threads have products that follow each other"),
     ({"stages": 4}, "fewer stages or a smaller tile"),
-    ({"tile": (64, 24, 128)}, "p_half is .*24.* a multiple of 16 columns"),
+    ({"tile": (64, 24, 128)}, "form of product .* a multiple of 16 columns"),
     ({"tile": (96, 32, 64)}, "64 rows for each 128 threads"),
     ({"tile": (64, 16, 96)}, "128 threads do not divide"),
 ]
@@ -219,10 +229,15 @@ def test_what_does_not_fit_is_refused(change, message):
 def errors() -> list[TileError]:
     """One of each that the passes raise of such products."""
     found = [refused(change, message) for change, message in REFUSED]
-    with pytest.raises(TileError, match="copies of the loop do not belong to one product each") as caught:
-        compiled(TWO, turned_round)
-    return [*found, caught.value]
+    for change, message in (
+        (turned_round, "copies of the loop do not belong to one product each"),
+        (transposed, "a form of product that no mma is written for"),
+    ):
+        with pytest.raises(TileError, match=message) as caught:
+            compiled(TWO, change)
+        found.append(caught.value)
+    return found
 
 
 def test_errors():
-    assert len(errors()) == len(REFUSED) + 1
+    assert len(errors()) == len(REFUSED) + 2

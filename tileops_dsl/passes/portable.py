@@ -105,17 +105,23 @@ def _products_loop(kernel: ir.Kernel, loop: ir.Pipelined, once: list[ir.Copy]) -
     require(apart and depth, "copies of the loop do not belong to one product each", instead, loop.location)
     problem = f"{kernel.threads} threads have products that follow each other"
     require(kernel.threads == GROUP, problem, f"T.Kernel(threads={GROUP})", kernel.location)
+    for gemm in products:
+        plain_tiles = not gemm.transpose_a and not any(isinstance(tile, ir.View) for tile in (gemm.a, gemm.b, gemm.c))
+        instead = "whole tiles, an a stored [M, K], a multiple of 16 columns"
+        require(
+            plain_tiles and gemm.c.shape[1] % 16 == 0, "a form of product that no mma is written for", instead, gemm.location
+        )
 
-    def copies(number: int, first: ir.Expr) -> list[ir.Stmt]:
-        """For a product, counted from those of iteration `first` on; behind the last one, none."""
+    def copies(number: int, first: ir.Expr | None = None) -> list[ir.Stmt]:
+        """For a product, counted from those of iteration `first` on, or of iteration 0; behind the last one, none."""
         ahead, which = divmod(number, len(products))
-        index = (ir.call("add", first, ahead) if ahead else first) if first != ir.ZERO else ir.Const("int32", ahead)
+        index = ir.Const("int32", ahead) if first is None else ir.call("add", first, ahead) if ahead else first
         *begin, commit = _copies(loads[which], loop.var, index)[0]
         if ahead:
             begin = [ir.If(commit.location, ir.call("lt", index, loop.extent), tuple(begin))]
         return [*begin, commit]
 
-    ahead = [s for number in range(depth) for s in copies(number, ir.ZERO)]
+    ahead = [s for number in range(depth) for s in copies(number)]
     body: list[ir.Stmt] = []
     for stmt in (s for s in loop.body if not is_load(s)):
         if stmt in products:
