@@ -1,5 +1,7 @@
 #include "attention_choice.h"
 
+#include <limits.h>
+
 #include <algorithm>
 
 #include "attention_check.h"
@@ -65,14 +67,19 @@ struct Measured {
   }
 };
 
-// Columns of zeros cost as much as others.
+// Columns of zeros cost as much as others; kernels of another target are no reason not to take one that was measured.
 void keep_narrowest(Fitting<AttentionVariant>* found) {
   const auto columns = [](const AttentionVariant& v) { return v.head_dim + v.head_dim_v; };
+  int fewest[] = {INT_MAX, INT_MAX};  // by target
   for (int i = 0; i < attention_variant_count; ++i) {
-    if (found->fits[i] && columns(attention_variants[i]) < columns(*found->first)) found->first = &attention_variants[i];
+    int& of_target = fewest[static_cast<int>(attention_variants[i].target)];
+    if (found->fits[i]) of_target = std::min(of_target, columns(attention_variants[i]));
   }
+  found->first = nullptr;
   for (int i = 0; i < attention_variant_count; ++i) {
-    found->fits[i] = found->fits[i] && columns(attention_variants[i]) == columns(*found->first);
+    const AttentionVariant& v = attention_variants[i];
+    found->fits[i] = found->fits[i] && columns(v) == fewest[static_cast<int>(v.target)];
+    if (found->fits[i] && !found->first) found->first = &v;
   }
 }
 

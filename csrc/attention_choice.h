@@ -52,8 +52,8 @@ struct AttentionChoice {
   std::string reason;
 };
 
-// What a kernel has for good: dtype, head dims, mask and options. NULL if they are the call's. TMA fills tiles up with zeros, so
-// they may have more columns. A kernel with a window or sinks serves any call with one of the two; only a softcap costs time where
+// What a kernel has for good: dtype, head dims, mask and options. NULL if they are the call's. Copies fill tiles up with zeros,
+// so they may have more columns. A kernel with a window or sinks serves any call with one of the two; only a softcap costs time where
 // it is not asked for.
 const char* why_other_kind(const AttentionVariant& variant, const AttentionCall& call);
 
@@ -64,7 +64,7 @@ const char* why_not(const AttentionVariant& variant, const AttentionCall& call);
 AttentionChoice choose_lengths(const char* op, const Device& device, const AttentionCall& call);
 
 // The kernel that TILEOPS_FORCE names, or one that was measured to be faster than eager PyTorch near this problem: among those
-// with the fewest columns that can serve the call.
+// of a target with the fewest columns that can serve the call.
 AttentionChoice choose_attention(const Device& device, const AttentionCall& call);
 
 }  // namespace tileops

@@ -43,6 +43,7 @@ const char* why_not(const DecodeVariant& v, const DecodeCall& call) {
   if (call.rows() > v.bm) return "it is for fewer queries and heads of a group";
   if (a.k.copied || a.v.copied || a.out.copied) return "rows of the caches or of out are not aligned to 16 bytes";
   if (rows_together(a.sk(), v.bn) * 128 < v.bn) return "a page is not a multiple of 2";
+  if (!has_exact_pages(a.sk(), call.table_width * a.sk())) return "block_table lists more keys than it can number";
   if (!combine_for(v.target, v.x, a.head_dim_v())) return "this build has no mla_combine kernel for it";
   const bool counts = a.k.extents[0] <= kMaxExtent && call.requests() * a.kv_heads() <= kMaxExtent;
   return counts && call.table_width > 0 ? nullptr : "it counts pages and key heads in 32 bits, and block_table lists some";

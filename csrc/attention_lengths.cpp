@@ -99,7 +99,7 @@ void launch_tiles(Device& device, const AttentionVariant& v, const AttentionCall
   p.heads = static_cast<int32_t>(call.heads());
   p.kv_heads = static_cast<int32_t>(call.kv_heads());
   p.sq = static_cast<int32_t>(call.sq());
-  p.dim_v = static_cast<int32_t>(call.head_dim_v());
+  p.head_dim_v = static_cast<int32_t>(call.head_dim_v());
   p.most_tiles = static_cast<int32_t>(tiles.most);
   const int64_t* out = call.out.strides;
   const int64_t out_strides[] = {0, out[2], out[1], out[3]};
@@ -131,6 +131,11 @@ int64_t rows_together(int64_t page, int64_t keys) {
 }
 
 int64_t inverse_of(int64_t page) { return ceil_div(int64_t{1} << 32, page); }
+
+bool has_exact_pages(int64_t page, int64_t keys) {
+  const int64_t error = inverse_of(page) * page - (int64_t{1} << 32);
+  return static_cast<double>(keys) * static_cast<double>(error) < 4294967296.0;
+}
 
 void launch_lengths(Device& device, const AttentionVariant& v, const AttentionCall& call, const Lengths& lengths,
                     const TensorView& like, cudaStream_t stream) {

@@ -21,7 +21,10 @@ struct Lengths {
 // Of what a page and a step's keys have in common: how many rows are loaded together.
 int64_t rows_together(int64_t page, int64_t keys);
 
-int64_t inverse_of(int64_t page);  // 2^32 / page, rounded up
+// 2^32 / page, rounded up: the high half of its product with a key's number is the key's page, as long as the product's error,
+// key * (inverse * page - 2^32), stays below 2^32: has_exact_pages, of so many keys.
+int64_t inverse_of(int64_t page);
+bool has_exact_pages(int64_t page, int64_t keys);
 
 void launch_lengths(Device& device, const AttentionVariant& variant, const AttentionCall& call, const Lengths& lengths,
                     const TensorView& like, cudaStream_t stream);

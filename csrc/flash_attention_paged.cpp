@@ -71,6 +71,11 @@ struct FlashAttentionPaged final : PairOp {
       chosen.reason = few.reason;
       if (chosen.name) return chosen;
     }
+    const int64_t page = input(kK).sizes[1];
+    if (!has_exact_pages(page, page * call.table_width)) {
+      chosen.reason = "block_table lists more keys than a kernel can number";
+      return chosen;
+    }
     if (!is_packed(call.attention.q) || !is_packed(call.attention.out)) {
       chosen.reason = "sequences of q or out do not lie one behind the other";
       return chosen;

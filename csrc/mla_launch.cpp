@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "attention_check.h"
+#include "attention_lengths.h"
 #include "gemm_problem.h"
 #include "measured_choice.h"
 #include "split.h"
@@ -30,15 +31,6 @@ std::string describe(const MlaCall& call) {
 // Tokens of a page that a box of the cache has: the largest power of 2 that divides it, up to a block.
 int unit_of(const MlaVariant& v, const MlaCall& call) {
   return static_cast<int>(std::min<int64_t>(call.page & -call.page, v.block));
-}
-
-// 2^32 / page, rounded up: the high half of its product with a token is the token's page, as long as the product's error,
-// token * (inverse * page - 2^32), stays below 2^32.
-int64_t inverse_of(const MlaCall& call) { return ceil_div(int64_t{1} << 32, call.page); }
-
-bool has_exact_pages(const MlaCall& call) {
-  const int64_t error = inverse_of(call) * call.page - (int64_t{1} << 32);
-  return static_cast<double>(call.table_width * call.page) * static_cast<double>(error) < 4294967296.0;
 }
 
 // Rows [batch, query and head] with one stride over the latter.
@@ -80,7 +72,7 @@ const char* why_not(const MlaVariant& v, const MlaCall& call) {
   if (const char* reason = why_other_kind(v, call)) return reason;
   if (!combine_for(v.target, v.x, v.head_dim_v)) return "this build has no mla_combine kernel for it";
   if (call.table_width == 0) return "block_table lists no page";
-  if (call.page >= kMaxExtent || !has_exact_pages(call)) return "block_table lists more tokens than it can number";
+  if (call.page >= kMaxExtent || !has_exact_pages(call.page, call.table_width * call.page)) return "block_table lists more tokens than it can number";
   const int64_t cache[] = {call.pages, call.page, call.head_dim};
   const auto address = reinterpret_cast<uintptr_t>(call.cache);
   if (access_along(address, item_size(v.x), cache, {call.cache_strides[0], call.cache_strides[1], call.cache_strides[2]}, 2) !=
@@ -163,7 +155,7 @@ void launch_decode(const MlaVariant& v, const MlaCall& call, const SplitProblem&
     auto p = parameters<mla_decode_sm_90a_params>(v, call, problem, split);
     p.page = static_cast<int32_t>(call.page);
     p.unit = unit_of(v, call);
-    p.inverse = inverse_of(call);
+    p.inverse = inverse_of(call.page);
     p.out = map_rows(v, v.maps[2], call.out, v.head_dim_v, call.rows(), call.batches, out_strides);
     launch_kernel(launch, &p, stream);
   } else {

@@ -27,7 +27,10 @@ class _Accumulators:
 
 @dataclass(frozen=True)
 class WgmmaAccumulator(_Accumulators):
-    """D of wgmma.m64nNkK: float32, one warp group; every 8 columns take 4 registers. 64 rows more are another instruction's."""
+    """D of wgmma.m64nNkK: float32, one warp group; every 8 columns take 4 registers. 64 rows more are another instruction's.
+
+    D of mma.m16n8k16 lies in the same way, if four warps have 16 of the 64 rows each.
+    """
 
     columns: int
     rows: int = 64

@@ -65,6 +65,11 @@ def feeds_itself(kernel: ir.Kernel) -> bool:
     return any(ir.walk(kernel.body, ir.On))
 
 
+def chained(kernel: ir.Kernel) -> bool:
+    """Whether a product reads from registers what another one has left there. Then each warp needs whole rows."""
+    return any(gemm.a.scope == "fragment" for gemm in ir.walk(kernel.body, ir.Gemm))
+
+
 def group_threads(kernel: ir.Kernel) -> int:
     return kernel.threads // sum(len(role.groups) for role in kernel.roles if role.warp is None)
 
@@ -255,7 +260,11 @@ def asynchronous(copy: ir.Copy) -> bool:
 
 
 def lines(kernel: ir.Kernel, copy: ir.Copy) -> VectorisedRows:
-    """Which thread moves what between global and shared memory: along rows, at most 16 bytes at a time."""
+    """Which thread moves what between global and shared memory: along rows, at most 16 bytes at a time.
+
+    Of a row that is no power of two of them, in parts that are one: of whole boxes.
+    """
     tile = copy.tile
     vector = min(copy.region.tensor.vector, 16 // ir.DTYPES[tile.dtype])
-    return VectorisedRows(*tile.shape, kernel.threads, tile.shape[1] // vector, vector)
+    pieces = tile.shape[1] // vector
+    return VectorisedRows(*tile.shape, kernel.threads, pieces & -pieces, vector)

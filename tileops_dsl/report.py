@@ -37,6 +37,8 @@ def _threads(kernel: ir.Kernel) -> str:
         part = ", some columns each" if plan.parts(kernel) > 1 else " each"
         rows = "all rows" if plan.down_rows(kernel) else f"{64 * plan.blocks(kernel)} rows{part}"
         return f"{len(groups) + 1} warp groups: group 0 loads, {', '.join(map(str, groups))} {how}, {rows}"
+    if plan.chained(kernel):
+        return f"4 warps of {16 * plan.blocks(kernel)} rows"
     layout = next(layout for layout in kernel.layouts.values() if isinstance(layout, WarpAccumulators))
     return f"{layout.down} x {layout.across} warps of {layout.rows // layout.down} x {layout.columns // layout.across}"
 

@@ -91,12 +91,12 @@ class Copies : public Barriers {
       if (actors_.kind(actor) == Actor::copies) raise(later->fenced, actor, later->seen[actor]);
     self().clock.past = later;
   }
-  void copy_async(int64_t offset, const void* origin, int64_t from, int bytes, bool inside, int site) override {
+  void copy_async(int64_t offset, const void* origin, int64_t from, int bytes, int read, int site) override {
     at_site(site);
     offset = swizzled_by("copy_async", offset, site);
     cta().shared.check(offset, bytes, bytes, true, site);
-    const Pieces pieces{{{offset, origin, from, inside ? bytes : 0, bytes}}};
-    if (inside) memory.access(origin, from, bytes, 1, false, launch_thread(self()), site, 0, false);
+    const Pieces pieces{{{offset, origin, from, read, bytes}}};
+    if (read) memory.access(origin, from, read, 1, false, launch_thread(self()), site, bytes, false);
     any_copies_ = true;
     Groups& groups = groups_of(copies_, Actor::copies);
     auto copy = std::make_shared<Copy>(*this, pieces, issue(site));

@@ -59,11 +59,11 @@ class Counting final : public Launch {
     if (points) (write ? shared_by_threads.written : shared_by_threads.read) += 16;
     use_shared(write ? "store_matrix" : "load_matrix", points ? row : kNowhere, 16, false, site);
   }
-  void copy_async(int64_t offset, const void* origin, int64_t from, int bytes, bool inside, int site) override {
+  void copy_async(int64_t offset, const void* origin, int64_t from, int bytes, int read, int site) override {
     use("copy_async", site);
     shared_by_copy_async.written += bytes;
-    global_by_copy_async.read += inside ? bytes : 0;
-    Launch::copy_async(offset, origin, from, bytes, inside, site);
+    global_by_copy_async.read += read;
+    Launch::copy_async(offset, origin, from, bytes, read, site);
   }
   // An operand counts once, although each warp of the group reads all of B.
   void wgmma(const Product& p, int site) override {

@@ -59,6 +59,19 @@ def test_other_head_dims_are_copied(forced, d, dv, copied):
     assert explain(forced, q, k, v) == ["kernel", name, f"TILEOPS_FORCE=sm_90a is set{COPIES}{copied}"]
 
 
+@pytest.mark.parametrize("d, dv, copied", [(40, 24, 0), (37, 37, 4), (64, 33, 2)])
+def test_portable(fake, d, dv, copied):
+    if d == 40:  # a narrower kernel that was not measured is no reason not to take another target's
+        won = ["kernel", FULL, "measured faster than eager PyTorch at 8 heads of 64x64 with head dim 64"]
+        assert explain(fake, *of(d=32)) == won
+    fake.knobs(force="portable")
+    assert check(fake, *qkv(d=24)) == "flash_attention_portable_bf16_128x64x32_full"
+    assert copies(fake, lambda: check(fake, *qkv(d=d, dv=dv), causal=True)) == copied
+    if d == 37:  # rows that start at 16 bytes are read where they are, and written
+        q, k, v = (torch.nn.functional.pad(t, (0, 3), value=torch.nan)[..., :37] for t in qkv(d=d))
+        assert copies(fake, lambda: check(fake, q, k, v)) == 1
+
+
 def test_padded_rows_of_a_ragged_head_dim_are_read_where_they_are(forced):
     """Behind each row is NaN, and what is written stays inside of out."""
     q, k, v = (torch.nn.functional.pad(t, (0, 3), value=torch.nan)[..., :37] for t in qkv(d=37))

@@ -1,6 +1,6 @@
 """flash_attention's kernels over a made-up CUDA: which one is chosen, what it is launched with, and that the result is right.
 
-The launch (fake_attention.cpp) reads q, k and v through the tensor maps that it is given, and computes in C++.
+The launch (fake_attention.cpp) reads q, k and v through the tensor maps, or the strides, that it is given, and computes in C++.
 """
 
 import math
@@ -18,6 +18,7 @@ BF16, F16, F32 = torch.bfloat16, torch.float16, torch.float32
 FULL, CAUSAL = "flash_attention_sm_90a_bf16_128x160x64_full", "flash_attention_sm_90a_bf16_128x128x64_causal"
 SMALL = "flash_attention_sm_90a_bf16_64x96x64_full"
 SINKS = "flash_attention_sm_90a_bf16_128x128x64_window_sinks"
+PORTABLE = "flash_attention_portable_bf16_128x64x64_full"
 LAUNCH_FAILURE = 719
 
 
@@ -102,14 +103,17 @@ LAYOUTS = {
     "batch, repeated": lambda t: t[:1].expand(t.shape),
     "a head, repeated": lambda t: t[:, :, :1].expand(t.shape),
     "one batch of any stride": lambda t: t[:1].as_strided((1, *t.shape[1:]), (3, *t.stride()[1:])),
+    "one token of any stride": lambda t: t[:, :1].as_strided((t.shape[0], 1, *t.shape[2:]), (t.stride(0), 3, *t.stride()[2:])),
 }
 
 
+@pytest.mark.parametrize("target", ["sm_90a", "portable"])
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_layouts_are_read_where_they_are(forced, layout):
-    before = forced.get("copies")
-    check(forced, *map(LAYOUTS[layout], qkv()), causal=True)
-    assert forced.get("copies") == before
+def test_layouts_are_read_where_they_are(fake, layout, target):
+    fake.knobs(force=target)
+    before = fake.get("copies")
+    check(fake, *map(LAYOUTS[layout], qkv()), causal=True)
+    assert fake.get("copies") == before
 
 
 def test_slices_of_one_projection(forced):
@@ -139,8 +143,22 @@ def test_options_without_a_kernel(fake, reason):
 
 def test_targets_without_a_kernel(fake):
     fake.knobs(force="portable")
-    with pytest.raises(RuntimeError, match="cannot apply: this build has no portable flash_attention kernel for bfloat16 head"):
-        fake.ops.flash_attention(*qkv())
+    with pytest.raises(RuntimeError, match="cannot apply: this build has no portable flash_attention kernel for float16 head"):
+        fake.ops.flash_attention(*qkv(dtype=F16))
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_portable(fake, shape):
+    """Only where it is asked for: no measurement says that it wins."""
+    fake.knobs(force="portable")
+    b, sq, sk, h, hk = shape
+    assert check(fake, *qkv(b, sq, sk, h, hk)) == PORTABLE
+    assert launched(fake) == (min(10, -(-sq // 128) * h * b), b, h, hk, sq, sk)
+    assert check(fake, *qkv(b, sq, sk, h, hk), causal=True) == PORTABLE.replace("full", "causal")
+    options = {"window_left": 2, "window_right": 1, "softcap": 3.0, "sinks": randn(h, dtype=F32)}
+    assert check(fake, *qkv(b, sq, sk, h, hk), **options) == PORTABLE.replace("128x64x64_full", "64x64x64_window_sinks_softcap")
+    fake.knobs(force=PORTABLE)
+    assert explain(fake, *qkv(b, sq, sk, h, hk)) == ["kernel", PORTABLE, f"TILEOPS_FORCE={PORTABLE} is set"]
 
 
 def test_without_keys(fake):

@@ -66,8 +66,8 @@ def test_options_without_a_kernel_for_the_head_dim(fake, what):
 
 
 def test_options_that_no_kernel_has_together(fake):
-    reason = "this build has no flash_attention kernel for bfloat16 head dim 64 with sinks and a softcap"
-    assert explain(fake, *qkv(), sinks=sinks_of(), softcap=2.0) == ["eager", "", reason]
+    reason = "this build has no flash_attention kernel for float16 head dim 64 with sinks and a softcap"
+    assert explain(fake, *qkv(dtype=F16), sinks=sinks_of(), softcap=2.0) == ["eager", "", reason]
     reason = "this build has no flash_attention kernel for bfloat16 head dims 192 and 128"
     assert explain(fake, *qkv(d=192, dv=128)) == ["eager", "", reason]
 

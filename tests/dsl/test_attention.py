@@ -244,14 +244,6 @@ def body_with(kernel: ir.Kernel, change) -> ir.Kernel:
     return replace(kernel, body=body(kernel.body))
 
 
-def test_not_on_portable():
-    with pytest.raises(TileError, match=r"T\.fill has no meaning in T\.Persistent yet"):
-        run_passes(
-            flash_attention(AttentionConfig("flash_attention", "portable", *DTYPES, (128, 64, 64), 3)),
-            TARGETS["portable"],
-        )
-
-
 def test_without_overlap():
     """P V in its own iteration: nothing is peeled, and it is waited for at the end of the iteration."""
     config = AttentionConfig("flash_attention", "sm_90a", *DTYPES, (128, 128, 128), 2, True)

@@ -242,6 +242,7 @@ def test_every_error_of_the_passes_has_a_test():
     errors += [*map(error_of, [*programs_of(groups), *programs_of(edges)]), *edges.errors_of_corrupted()]
     errors += [*map(error_of, [*programs_of(columns), *programs_of(down)]), *map(down.error_on_portable, down.ON_PORTABLE)]
     errors += [*map(roles.error_of_corrupted, roles.CORRUPTED), *neighbour("test_portable_gemm").errors()]
+    errors += neighbour("test_portable_attention").errors()
     assert untested("passes", errors) == set()
 
 

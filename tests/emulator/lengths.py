@@ -84,7 +84,8 @@ def lengths_problem(row, q_lens, k_lens, h=2, hk=1, ctas=2, dims=None, page=0, *
     cap, left, right = given.get("softcap", 0.0), given.get("window_left", -1), given.get("window_right", -1)
     arrays |= {"lse": np.empty((1, h, total_q), np.float32), "sinks": sinks, "sinks_dtype": 0 if sinks is None else 3}
     arrays |= {"tiles": tiles, "tile_count": np.array([count], np.int32), "most_tiles": len(tiles)}
-    arrays |= {"batches": 1, "heads": h, "kv_heads": hk, "sq": total_q, "sk": total_k, "dim_v": dv}
+    arrays |= {"batches": 1, "heads": h, "kv_heads": hk, "sq": total_q, "sk": total_k}
+    arrays |= {"head_dim": d, "head_dim_v": dv}
     arrays |= {"scale_log2": (cap or d**-0.5) * math.log2(math.e), "cap_scale": d**-0.5 / cap if cap else 0.0}
     arrays["window_left"] = max(k_lens) if left < 0 else min(left, max(k_lens))
     arrays["window_right"] = 0 if given["causal"] else max(q_lens) if right < 0 else min(right, max(q_lens))

@@ -56,6 +56,8 @@ def of_gemm(row):
 
 def of_attention(row):
     mask = "causal" if row.causal else "window" if row.window else "full"
+    if row.target == "portable":  # whose words depend on neither mask nor tile; two stages of each mask are shown
+        return ["one_stage"] if row.stages == 1 else [mask, *(name for name in row.options if name != "window")]
     rows_of_tile = [f"{row.tile[0]}rows"] * (row.tile[0] != 128)
     values = ["values"] * (row.head_dim_v != row.tile[2])
     return [mask, *(name for name in row.options if name != "window"), *values, *rows_of_tile]
@@ -83,6 +85,9 @@ def small(row):
     if row.op == "gemm":
         return replace(row, tile=(64, 64, 32), warps=4, store_columns=16, group_size=2, measured=())
     if row.op == "flash_attention":
+        if row.target == "portable":
+            deep = 192 if row.stages == 1 else 64
+            return replace(row, tile=(row.tile[0], 32, deep), head_dim_v=deep)
         values = 64 if row.head_dim_v != row.tile[2] else 0
         return replace(row, tile=(row.tile[0], 32, 96 if values else 64), head_dim_v=values, measured=())
     if row.op == "attention_decode":
@@ -121,7 +126,16 @@ ORDERING = (
     *("sync_threads", "sync_warp", "named_barrier_sync", "named_barrier_arrive", "cluster_sync", "reduce_members"),
     *("init_barrier", "fence_barrier_init", "arrive", "arrive_expect_bytes", "arrive_at_rank", "wait"),
     *("tma_load", "tma_load_multicast", "tma_store", "store_commit", "store_wait_read", "store_wait", "fence_async_shared"),
-    *("copy_async", "copy_commit", "copy_wait", "load_matrix", "store_matrix", "load_shared", "store_shared"),
+    *(
+        "copy_async",
+        "copy_async_part",
+        "copy_commit",
+        "copy_wait",
+        "load_matrix",
+        "store_matrix",
+        "load_shared",
+        "store_shared",
+    ),
     *("wgmma", "wgmma_fence", "wgmma_commit", "wgmma_wait", "mma"),
 )
 
@@ -213,11 +227,18 @@ def gemm_problem(row, items, m, n, k, bias=None, activation=0, residual=False, c
     return Problem(arrays, (ctas or row.cluster, 1), {"c": (exact, exact, bound)})
 
 
-def attention_problem(row, b, sq, sk, h, hk, ctas=2, **options) -> Problem:
-    """options: as exact() of attention_reference.py has them, `causal` where the kernel has a window."""
-    rng, (_, _, d), dv = np.random.default_rng(b + sq + sk + h), row.tile, row.head_dim_v
+def attention_problem(row, b, sq, sk, h, hk, ctas=2, dims=None, **options) -> Problem:
+    """options: as exact() of attention_reference.py has them, `causal` where the kernel has a window. dims: head dims."""
+    rng, (d, dv) = np.random.default_rng(b + sq + sk + h), dims or (row.tile[2], row.head_dim_v)
     shapes = {"q": (b, sq, h, d), "k": (b, sk, hk, d), "v": (b, sk, hk, dv), "out": (b, sq, h, dv)}
-    arrays = {name: encode(rng.standard_normal(shape), row.x).swapaxes(1, 2) for name, shape in shapes.items()}
+
+    def matrix(*shape):
+        """Rows begin at multiples of 16 bytes; behind them is NaN."""
+        storage = encode(np.full((*shape[:-1], -(-shape[-1] // 8) * 8), np.nan), row.x)
+        storage[..., : shape[-1]] = encode(rng.standard_normal(shape), row.x)
+        return storage[..., : shape[-1]].swapaxes(1, 2)
+
+    arrays = {name: matrix(*shape) for name, shape in shapes.items()}
     given = {"causal": row.causal} | options
     sinks = given.get("sinks")
     q, k, v = (torch.from_numpy(decode(arrays[name], row.x)).transpose(1, 2) for name in "qkv")
@@ -229,7 +250,7 @@ def attention_problem(row, b, sq, sk, h, hk, ctas=2, **options) -> Problem:
     cap, log2e = given.get("softcap", 0.0), np.log2(np.e)
     left, right = given.get("window_left", -1), given.get("window_right", -1)
     arrays |= {"lse": np.empty((b, h, sq), np.float32), "sinks": sinks, "sinks_dtype": 0 if sinks is None else 3}
-    arrays |= {"batches": b, "heads": h, "kv_heads": hk, "sq": sq, "sk": sk}
+    arrays |= {"batches": b, "heads": h, "kv_heads": hk, "sq": sq, "sk": sk, "head_dim": d, "head_dim_v": dv}
     arrays |= {"scale_log2": (cap or d**-0.5) * log2e, "cap_scale": d**-0.5 / cap if cap else 0.0}
     arrays["window_left"] = sk if left < 0 else min(left, sk)
     arrays["window_right"] = 0 if given["causal"] else sq if right < 0 else min(right, sq)
@@ -333,6 +354,9 @@ def attention_edges(row):
     shapes = [(1, bm, bn, 1, 1), (1, 1, 1, 2, 2), (2, bm + 9, 2 * bn + 5, 2, 1), (1, 2 * bm + 44, bm - 28, 3, 1)]
     shapes.append((1, bm + 2, bn * (row.stages + 2) + 1, 2, 2))
     problems = [attention_problem(row, *shape, **options_of(row, shape[3])) for shape in shapes]
+    if row.target == "portable":  # TMA's tensors say how long their rows are
+        dims = row.tile[2] - 11, row.head_dim_v - 5
+        problems.append(attention_problem(row, 1, bm + 3, 2 * bn + 1, 2, 1, dims=dims, **options_of(row, 2)))
     if row.window:
         ends = {"causal": False, "window_left": 31, "window_right": 100}
         problems.append(attention_problem(row, 1, bm + 9, 5 * bn, 1, 1, **options_of(row, 1) | ends))

@@ -46,6 +46,7 @@ SILENT = (
 PARTS = {"cluster_sync": ("cluster_arrive", "cluster_wait"), "reduce_members": ("sync_threads",)}  # of other words
 FLIPPED = ("wait", "wait_cluster", "tma_load", "tma_load_multicast", "tma_store", "wgmma", "load_matrix", "store_matrix")
 SWIZZLED = ("load_shared", "store_shared", "copy_async")  # where the buffer is
+SAME = {"copy_async_part": "copy_async"}  # to the emulator
 COUNTED = {"init_barrier": (-1, 1), "wgmma_wait": (1,), "store_wait_read": (1,)}
 
 
@@ -90,7 +91,8 @@ def mutants(text: str, boxes: dict[str, int]) -> list[dict]:
     swizzled = re.compile(rf"(?:{'|'.join([*buffers, *(f'{name}_row' for name in buffers), 'to', 'from'])})\b")
     found, result = calls(text), []
     for at, call in enumerate(found):
-        word, place = call.word, f"{call.word}@{call.site}"
+        word = SAME.get(call.word, call.word)
+        place = f"{word}@{call.site}"
         if word in SILENT:
             result.append({f"{part}@{call.site}": "suppress" for part in PARTS.get(word, (word,))})
         if word in FLIPPED or (word in SWIZZLED and buffers and swizzled.match(pointer(call))):
@@ -220,7 +222,9 @@ def problems(row) -> list[library.Problem]:
         bm, bn, _ = row.tile
         options = library.options_of(row, 3, left=bm + 3 * bn)  # so that some blocks have no mask
         shapes = [(1, bm + 44, (row.stages + 5) * bn + 5, 3, 1), (1, 2 * bm + 44, bm + 5, 3, 3)]
-        return [library.attention_problem(row, *shape, **options) for shape in shapes]
+        ragged = 3 * (row.target == "portable")
+        dims = [row.tile[2] - ragged, row.head_dim_v - ragged]
+        return [library.attention_problem(row, *shape, dims=dims, **options) for shape in shapes]
     if row.op == "mla_decode":
         calls = ([200, 3, 140], 16, 2, 1, 2), ([700], 64, 1, 1, 3), ([754], 32), ([130, 200, 129], 16)
         page = library.mla.PAGES[row.unit][0]

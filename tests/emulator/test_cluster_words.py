@@ -118,6 +118,13 @@ TILEOPS_KERNEL(copies, Pointers, 64, 1) {  // y = the copied x of the neighbour,
   sync_threads(site(10));
   for (int i = 0; i < 4; ++i) store_one(p.y, 256 + t * 4 + i, load_shared(shared<float>(1024), t * 4 + i, site(11)), site(12));
 }
+TILEOPS_KERNEL(parts, Pointers, 64, 1) {  // y = the first 5 - t of the thread's 4 elements, and zeros
+  const int t = thread_index();
+  copy_async_part<4>(shared<float>(0), t * 4, global<float>(p.x), t * 4, 5 - t, site(1));
+  copy_commit(site(2));
+  copy_wait<0>(site(3));
+  for (int i = 0; i < 4; ++i) store_one(p.y, t * 4 + i, load_shared(shared<float>(0), t * 4 + i, site(4)), site(5));
+}
 TILEOPS_KERNEL(copies_arrive, Pointers, 64, 1) {
   const int t = thread_index();
   const auto full = shared<mbarrier>(1024);
@@ -147,7 +154,7 @@ TILEOPS_KERNEL(matrices, Pointers, 32, 1) {  // four matrices as they are loaded
 
 
 def start(run_words, kernel, values, threads=32, shared=4096, **more):
-    text = TEXT.replace("struct Pointers", "}\n#include <tileops/async_copy.h>\nnamespace tileops {\nstruct Pointers", 1)
+    text = TEXT.replace("struct Pointers", "}\n#include <tileops/copy_async_part.h>\nnamespace tileops {\nstruct Pointers", 1)
     return run_words(text, kernel, values, threads=threads, shared=shared, **more)
 
 
@@ -255,6 +262,14 @@ def test_copies_of_a_thread(run_words, rng):
         y, x, values = pointers(256, rng)
         start(run_words, "copies_arrive", values, threads=64, seed=seed)
         assert np.array_equal(y, np.roll(x, -4))
+
+
+def test_parts_of_copies(run_words, rng):
+    """From the fifth thread on nothing is read: its elements of x are outside of the buffer."""
+    y, x, _ = pointers(256, rng)
+    start(run_words, "parts", [In(x[:17].copy()), Out(y)], threads=64)
+    wanted = np.arange(4) < 5 - np.arange(64)[:, None]
+    assert np.array_equal(y.reshape(64, 4), np.where(wanted, x.reshape(64, 4), 0))
 
 
 def test_matrices(run_words):

@@ -29,7 +29,12 @@ def test_each_operator_is_here():
     assert set(ROWS) == set(LIBRARY), "OPS and edges() of library.py are to name each operator of the library"
 
 
-@pytest.mark.parametrize("row", [row for op in TILED for row in ROWS[op]], ids=lambda row: row.name)
+def is_shown(row):
+    """Of attention without warp groups, whose kernels take long here, one kernel of float16 shows how it differs: by a type."""
+    return row.op != "flash_attention" or row.target != "portable" or row.x == "bfloat16" or row.tile[2] == 32
+
+
+@pytest.mark.parametrize("row", [row for op in TILED for row in ROWS[op] if is_shown(row)], ids=lambda row: row.name)
 def test_row(row):
     """Ragged tiles, with all that a call may switch on; and its text has the words of its schedule's."""
     kernel = library.Kernel(row)
@@ -45,7 +50,7 @@ def test_row(row):
         problem = library.lengths_edges(row)[0]
     else:
         problem = library.attention_problem(row, 1, 150, 400, 4, 2, ctas=4, **library.options_of(row, 4, left=170))
-    for seed in range(2 if row.op == "flash_attention" else 1):
+    for seed in range(2 if row.op == "flash_attention" and row.target == "sm_90a" else 1):
         kernel.check(problem, seed)
     assert library.words(kernel.made.text) == words_of_schedule(library.schedule(row))
 

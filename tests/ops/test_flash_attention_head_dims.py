@@ -6,11 +6,12 @@ import pytest
 import test_flash_attention_kernels as of_kernels
 import torch
 from attention_reference import check_dense
-from test_flash_attention_kernels import DTYPES, KERNELS, calls, captured_first, cuda, into_gaps
+from test_flash_attention_kernels import DTYPES, KERNELS, calls, captured_first, cuda, into_gaps, plain_kernels
 
 import tileops
 
-pytestmark, forced, causal = of_kernels.pytestmark, of_kernels.forced, of_kernels.causal
+pytestmark, target, causal = of_kernels.pytestmark, of_kernels.target, of_kernels.causal
+context_stays_usable = of_kernels.context_stays_usable
 WHOLE = [*range(8, 257, 8)]
 RAGGED = (1, 2, 7, 31, 33, 45, 65, 90, 100, 127, 129, 171, 191, 193, 250, 255)
 COPIES = "; by copies with rows of whole 16 bytes: "
@@ -18,7 +19,7 @@ COPIES = "; by copies with rows of whole 16 bytes: "
 
 def need(causal, dim, dim_v=0, x="bfloat16"):
     """Skips if the build (a smoke build, say) lacks a kernel without options whose tile holds the head dims."""
-    plain = [k for k in KERNELS.values() if k["x"] == x and not (k["window"] or k["sinks"] or k["softcap"])]
+    plain = [k for k in plain_kernels() if k["x"] == x]
     if not any(k["causal"] == causal and k["tile"][2] >= dim and k["head_dim_v"] >= (dim_v or dim) for k in plain):
         pytest.skip(f"no kernel for {x}, head dim {dim}, causal={causal} in this build")
 
@@ -83,7 +84,8 @@ def test_what_tma_cannot_address_is_copied(causal, dim, layout):
 
 
 def test_options(causal):
-    if not any(k["window"] and k["sinks"] and k["tile"][2] >= 80 for k in KERNELS.values()):
+    mine = [k for k in KERNELS.values() if k["target"] == tileops.knobs.current().force]
+    if not any(k["window"] and k["sinks"] and k["tile"][2] >= 80 for k in mine):
         pytest.skip("no kernel with a window in this build")
     for dim in (80, 77):
         tensors = cuda(2, 150, 270, 4, 2, dim, dtype=torch.bfloat16)
@@ -95,7 +97,7 @@ def test_gradients(causal):
     """The backward of eager PyTorch from the kernel's out and lse, against that of the eager forward."""
     need(causal, 100)
     tensors, found = cuda(2, 150, 170, 4, 2, 100, dtype=torch.bfloat16), []
-    for force in ("sm_90a", "eager"):
+    for force in (tileops.knobs.current().force, "eager"):
         leaves = [t.detach().clone().requires_grad_() for t in tensors]
         with tileops.knobs.scope(force=force):
             out, lse = tileops.flash_attention(*leaves, causal=causal)

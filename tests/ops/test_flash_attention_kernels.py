@@ -17,7 +17,9 @@ import tileops
 
 MANIFEST = Path(tileops.__file__).parent.parent / "csrc" / "generated" / "manifest.json"
 EVERY = json.loads(MANIFEST.read_text())["kernels"] if MANIFEST.exists() else {}
-KERNELS = {name: kernel for name, kernel in EVERY.items() if kernel["op"] == "flash_attention"}
+HOPPER = torch.cuda.is_available() and torch.cuda.get_device_capability() == (9, 0)
+TARGETS = ("sm_90a", "portable") if HOPPER else ("portable",)  # of the kernels that run here
+KERNELS = {name: k for name, k in EVERY.items() if k["op"] == "flash_attention" and k["target"] in TARGETS}
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16}
 pytestmark = [
     pytest.mark.gpu,
@@ -28,23 +30,32 @@ cuda = functools.partial(qkv, device="cuda")
 
 
 @pytest.fixture(autouse=True)
-def forced():
-    """The kernels of sm_90a, and a context that stays usable."""
-    if torch.cuda.get_device_capability() != (9, 0):
-        pytest.skip("sm_90a runs on capability 9.0 only")
-    with tileops.knobs.scope(force="sm_90a", require_native=True):
-        yield
+def context_stays_usable():
+    yield
     torch.cuda.synchronize()
 
 
+@pytest.fixture(params=TARGETS)
+def target(request):
+    """Forces the target's kernels."""
+    with tileops.knobs.scope(force=request.param, require_native=True):
+        yield request.param
+
+
 @pytest.fixture(params=[False, True], ids=["full", "causal"])
-def causal(request):
+def causal(request, target):
     return request.param
+
+
+def plain_kernels():
+    """Those without options that TILEOPS_FORCE allows."""
+    of_target = [k for k in KERNELS.values() if k["target"] == tileops.knobs.current().force]
+    return [k for k in of_target if not (k["window"] or k["sinks"] or k["softcap"])]
 
 
 def need(causal, head_dim=128, x="bfloat16"):
     """Skips if the build (a smoke build, say) lacks the kind of kernel, which has no options."""
-    plain = [k for k in KERNELS.values() if not (k["window"] or k["sinks"] or k["softcap"])]
+    plain = plain_kernels()
     if (x, causal, head_dim) not in {(k["x"], k["causal"], k["tile"][2]) for k in plain if k["head_dim_v"] == k["tile"][2]}:
         pytest.skip(f"no kernel for {x}, head dim {head_dim}, causal={causal} in this build")
 
@@ -159,6 +170,7 @@ def test_keys_out_of_the_window_are_not_read(name):
 # ---- what a call needs besides
 
 
+@pytest.mark.usefixtures("target")
 @pytest.mark.parametrize("sq, sk", [(200, 72), (130, 1), (2048, 1024)])
 def test_rows_that_see_no_key(sq, sk):
     need(True)
@@ -241,7 +253,7 @@ def test_gradients(causal, options):
     dout = normal(2, 150, 4, 128, device="cuda", seed=8).bfloat16()
     dlse = normal(2, 4, 150, device="cuda", seed=9) if options.get("dlse") else None
     found = []
-    for force in ("sm_90a", "eager"):
+    for force in (tileops.knobs.current().force, "eager"):
         leaves = [t.detach().clone().requires_grad_() for t in tensors]
         with tileops.knobs.scope(force=force):
             out, lse = tileops.flash_attention(*leaves, causal=causal, scale=options.get("scale"))
@@ -312,7 +324,7 @@ for seed in range(3):
     expected = tileops.flash_attention(q, k, v, causal={causal})
     assert all(map(torch.equal, found, expected)) and all(map(torch.equal, given, expected))
 """
-    run_python(program, TILEOPS_REQUIRE_NATIVE="1", TILEOPS_FORCE="sm_90a")
+    run_python(program, TILEOPS_REQUIRE_NATIVE="1", TILEOPS_FORCE=tileops.knobs.current().force)
 
 
 def test_first_call_of_the_process_is_captured(causal, run_python):
@@ -345,7 +357,7 @@ def test_second_device(causal):
         assert torch.equal(found.cpu(), near.cpu())
 
 
-def test_what_cannot_be_forced():
+def test_what_cannot_be_forced(target):
     need(False)
     q, k, v = cuda(1, 40, 56, 4, 2, 128, dtype=torch.bfloat16)
     wide = [torch.cat((t, t, t[..., :8]), -1) for t in (q, k, v)]
@@ -354,12 +366,14 @@ def test_what_cannot_be_forced():
         "head dim 264": (wide, {}),
         "head dims 128 and 264": ((q, k, wide[2]), {}),
         "head dim 264 with a window": (wide, {"window_left": 3}),
-        "head dim 128 with sinks and a softcap": ((q, k, v), {"softcap": 5.0, "sinks": torch.zeros(4, device="cuda")}),
         "a softcap, and a scale": ((q, k, v), {"softcap": 1e-40}),
         "a scale above 0": ((q, k, v), {"scale": -1.0}),
     }
+    if target == "sm_90a":
+        both = {"softcap": 5.0, "sinks": torch.zeros(4, device="cuda")}
+        cases["head dim 128 with sinks and a softcap"] = ((q, k, v), both)
     for reason, (tensors, options) in cases.items():
-        with pytest.raises(RuntimeError, match=f"^flash_attention: TILEOPS_FORCE=sm_90a cannot apply: .*{reason}"):
+        with pytest.raises(RuntimeError, match=f"^flash_attention: TILEOPS_FORCE={target} cannot apply: .*{reason}"):
             tileops.flash_attention(*tensors, **options)
     with tileops.knobs.scope(force="", require_native=False):
         for tensors, options in cases.values():

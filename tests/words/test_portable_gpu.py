@@ -31,6 +31,15 @@ def test_a_copy_fills_with_zeros(run, bytes_, inside):
     assert torch.equal(out[:inside], x[:inside]) and not out[inside:].any()
 
 
+@pytest.mark.parametrize("count", [-3, 0, 5, 40, 100])
+def test_a_part_of_a_copy(run, count):
+    """From all of the 16 bytes to none of them: a thread has one element fewer than the one before it."""
+    x = torch.randn(64, 8).bfloat16()
+    out = run("copy_async_part_16", x, out=(x.shape, x.dtype), n=count, threads=64, shared=1024)
+    wanted = torch.arange(8) < count - torch.arange(64)[:, None]
+    assert torch.equal(out, torch.where(wanted, x, 0))
+
+
 def test_a_ring_of_copies(run):
     x = torch.randn(50, 256)
     assert torch.equal(run("copy_async_ring", x, out=(x.shape, x.dtype), n=50, threads=32, shared=3072), x)

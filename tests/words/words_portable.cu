@@ -1,4 +1,5 @@
 // Kernels that each run one word or idiom of the portable target; test_portable_gpu.py says what must come out.
+#include "tileops/copy_async_part.h"
 #include "tileops/portable.h"
 
 namespace tileops {
@@ -46,6 +47,16 @@ TILEOPS_WORD void copy_out(void* out, int offset, int words, int threads) {
 COPY_ASYNC(copy_async_4, 2)
 COPY_ASYNC(copy_async_8, 4)
 COPY_ASYNC(copy_async_16, 8)
+
+// x[64 * 8] to out through shared memory: of what thread t copies, the first n - t elements, and zeros behind them.
+TILEOPS_KERNEL(copy_async_part_16, buffers, 64, 1) {
+  const int at = thread_index() * 8;
+  poison(0, 32 * 8, 64);
+  copy_async_part<8>(shared<bf16>(0), at, global<bf16>(p.x), static_cast<int64_t>(at), p.n - thread_index(), site(1));
+  copy_commit(site(2));
+  copy_wait<0>(site(3));
+  copy_out(p.out, 0, 32 * 8, 64);
+}
 
 // x[n][32 * 8] to out through a ring of 3 stages.
 TILEOPS_KERNEL(copy_async_ring, buffers, 32, 1) {

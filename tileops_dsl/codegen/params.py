@@ -8,7 +8,8 @@ CTYPES = {"int64": "int64_t", "int32": "int32_t", "float32": "float"}
 def param_fields(kernel: ir.Kernel) -> list[tuple[str, str, int]]:
     """(name, C type, count): tensor maps, pointers, extents, strides in elements, dtype codes of "any" tensors, scalars, flags.
 
-    Where TMA moves tensors, other vectors have unit stride. Extents of a row-wise kernel are 64-bit.
+    Where TMA moves tensors, other vectors have unit stride, and maps know the length of rows that nothing else asks for.
+    Extents of a row-wise kernel are 64-bit.
     """
     maps = plan.tma_tensors(kernel) if kernel.barriers else {}
     statements = list(ir.walk(kernel.body))
@@ -16,7 +17,9 @@ def param_fields(kernel: ir.Kernel) -> list[tuple[str, str, int]]:
     written |= {s.buffer for s in statements if isinstance(s, ir.Store)}
     fields = [(t.name, "tensor_map", 1) for t in maps]
     fields += [(t.name, "void*" if t in written else "const void*", 1) for t in kernel.tensors if t not in maps]
-    fields += [(d.name, "int64_t" if kernel.grid and not kernel.roles else CTYPES[d.dtype], 1) for d in kernel.dims]
+    used = {e for s in statements for x in ir.exprs_of(s) for e in ir.subexprs(x)}
+    dims = [d for d in kernel.dims if d in used or d not in [t.dims[-1] for t in maps]]
+    fields += [(d.name, "int64_t" if kernel.grid and not kernel.roles else CTYPES[d.dtype], 1) for d in dims]
     strided = [t for t in kernel.tensors if not maps or (t not in maps and len(t.dims) > 1)]
     fields += [(f"{t.name}_stride", "int64_t", len(t.dims)) for t in strided]
     fields += [(f"{t.name}_dtype", "int32_t", 1) for t in kernel.tensors if t.dtype == "any"]

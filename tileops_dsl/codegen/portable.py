@@ -1,7 +1,7 @@
 """CUDA text of products without warp groups: cp.async, ldmatrix, mma.sync."""
 
 from tileops_dsl import ir, plan
-from tileops_dsl.codegen import portable_fragments
+from tileops_dsl.codegen import chained_fragments, portable_fragments
 from tileops_dsl.codegen.cuda import fill, serial
 from tileops_dsl.codegen.expressions import CTYPES
 from tileops_dsl.codegen.portable_copies import declare_lines, issue, land, place_of, store
@@ -15,25 +15,30 @@ from tileops_dsl.schedule import Advance, Commit, Issue, Land, Multiply, Operand
 
 def emit_threads(kernel: ir.Kernel, name: str, struct: str) -> tuple[str, dict[int, str]]:
     """The definition of the kernel `name`, which takes a `struct`, and the program's line for each site number."""
-    statements = STATEMENTS | OF_THREADS
-    w = Writer(kernel, role=kernel.roles[0], fragments=portable_fragments, statements=statements, body=body)
+    statements, chain = STATEMENTS | OF_THREADS, plan.chained(kernel)
+    fragments = chained_fragments if chain else portable_fragments
+    w = Writer(kernel, role=kernel.roles[0], fragments=fragments, statements=statements, body=body)
     w.line("const int thread = thread_index();")
     w.line("const int lane = thread % 32;")
-    (gemm,) = (s for s in ir.walk(kernel.body) if isinstance(s, ir.Gemm))
-    across = warps(w).across
-    w.line(f"const int warp_row = thread / {32 * across}, warp_column = thread / 32 % {across};")
+    gemm = next(ir.walk(kernel.body, ir.Gemm))
+    if chain:
+        w.line(f"const int own_row = {fragments.own_row(w)};  // the thread's first one of a tile")
+    else:
+        across = warps(w).across
+        w.line(f"const int warp_row = thread / {32 * across}, warp_column = thread / 32 % {across};")
     for buffer, start in kernel.shared.items():
         w.quote(w.allocation(buffer))
         w.line(f"const auto {buffer.name} = shared<{CTYPES[buffer.dtype]}>({start});")
         layout = kernel.layouts[buffer]
         if isinstance(layout, SharedTile):
             declare_lines(w, buffer)
-            if buffer not in (gemm.a, gemm.b):
-                w.line(f"const int {buffer.name}_offset = {portable_fragments.offset(w, layout)};")
+            if not any(buffer in plan.operands(product) for product in ir.walk(kernel.body, ir.Gemm)):
+                w.line(f"const int {buffer.name}_offset = {fragments.offset(w, layout)};")
     count_tiles(w)
     for buffer in (b for b in kernel.layouts if b.scope == "fragment"):
         w.declare_fragment(buffer)
-    _declare_operands(w, gemm)
+    if not chain:
+        _declare_operands(w, gemm)
     body(w, kernel.roles[0].body)
     return f"// {kernel.location}: {kernel.location.text}\n" + w.definition(name, struct), w.sites
 
@@ -91,7 +96,8 @@ def _multiply(w: Writer, stmt: Multiply) -> None:
 
 
 def _pipelined(w: Writer, stmt: ir.Pipelined) -> None:
-    w.line("int stage = 0;")
+    if any(isinstance(inner, Advance) for inner in stmt.body):
+        w.line("int stage = 0;")
     STATEMENTS[ir.Pipelined](w, stmt)
 
 
@@ -110,6 +116,7 @@ OF_THREADS = {
     Sync: lambda w, stmt: w.line(f"sync_threads({w.site(stmt)});"),
     ir.Copy: _copy,
     ir.Fill: fill,
+    ir.Gemm: chained_fragments.product,
     ir.Pipelined: _pipelined,
     ir.Serial: serial,
 }

@@ -1,5 +1,7 @@
 """The text of copies between global and shared memory by all threads, 16 bytes or an element at a time."""
 
+from contextlib import nullcontext
+
 from tileops_dsl import ir, plan
 from tileops_dsl.codegen.expressions import CTYPES
 from tileops_dsl.codegen.writer import Writer
@@ -49,7 +51,8 @@ def _begin(w: Writer, copy: ir.Copy) -> tuple[str, str, str, str]:
     tensor, name, slots = copy.region.tensor, copy.region.tensor.name, plan.lines(w.kernel, copy).slots
     *outer, row, column = copy.region.origin
     w.line(f"const int {name}_row = {w.number(row)} + {copy.tile.name}_line;")
-    w.line(f"const int {name}_column = {w.number(column)} + {copy.tile.name}_column;")
+    start = f"{w.number(column)} + " * (column != ir.ZERO)
+    w.line(f"const int {name}_column = {start}{copy.tile.name}_column;")
     items = [f"{w.number(o, 3)} * p.{name}_stride[{d}]" for d, o in enumerate(outer)]
     stride = f"p.{name}_stride[{len(outer)}]"
     ends = [f"{name}_row * {stride}", f"{name}_column"]
@@ -64,16 +67,29 @@ def _begin(w: Writer, copy: ir.Copy) -> tuple[str, str, str, str]:
 def _stage(w: Writer, tile: ir.Buffer, index: ir.Expr) -> str:
     """A ring's stage: `ahead` of the first copies; of the loop's that of the iteration before, which has been read."""
     ring, size = plan.ring_of(w.kernel, tile), w.kernel.layouts[tile].elements
+    if plan.chained(w.kernel):
+        match index:
+            case ir.Const(value=iteration):
+                return tile.name + f" + {iteration % ring.stages * size}" * (iteration % ring.stages > 0)
+        return tile.name + f" + {w.number(index, 3)} % {ring.stages} * {size}" * (ring.stages > 1)
     if isinstance(index, ir.Call):
         return f"{tile.name} + (stage == 0 ? {ring.stages - 1} : stage - 1) * {size}"
     return f"{tile.name} + {index} * {size}" if index.name == "ahead" else w.at_stage(tile)
 
 
 def issue(w: Writer, stmt: Issue) -> None:
-    """What lies outside the tensor becomes zeros. 16 bytes lie inside or outside of it: the host takes no other tensor."""
+    """What lies outside the tensor becomes zeros. 16 bytes lie inside or outside of it: the host takes no other tensor, but of
+    products that follow each other, whose depth may be any."""
     copy, tile, t = stmt.op, stmt.op.tile, plan.lines(w.kernel, stmt.op)
     with w.block(""):
         pointer, row_inside, columns, next_row = _begin(w, copy)
+        if plan.chained(w.kernel):
+            w.line(f"const int inside = {columns};")
+            w.line(f"const auto to = {_stage(w, tile, stmt.index)};")
+            with w.loop("x", t.passes):
+                _parts(w, stmt, pointer, row_inside)
+                w.line(next_row)
+            return
         w.line(f"const bool inside = 0 < {columns};")
         if plan.asynchronous(copy):
             w.line(f"const auto to = {_stage(w, tile, stmt.index)};")
@@ -85,6 +101,17 @@ def issue(w: Writer, stmt: Issue) -> None:
                 w.line(f"if ({guard}) load_global<1>({tile.name}_moving, x, {pointer}, 0, {w.site(stmt)});")
                 w.line(f"else fill<1>({tile.name}_moving, x, from_float<{CTYPES[tile.dtype]}>(0.0f));")
             w.line(next_row)
+
+
+def _parts(w: Writer, stmt: Issue, pointer: str, row_inside: str) -> None:
+    """Of row x: the boxes that the thread takes part in, one part of the row behind the other."""
+    tile, t = stmt.op.tile, plan.lines(w.kernel, stmt.op)
+    part, several = t.threads_per_row * t.vector, t.chunks > 1
+    place, first = _place(w, tile, t), f"c * {part}" if several else "0"
+    place += f" + c * {part * w.kernel.layouts[tile].rows}" * several
+    count = f"{row_inside} ? inside{f' - {first}' * several} : 0"
+    with w.loop("c", t.chunks) if several else nullcontext():
+        w.line(f"copy_async_part<{t.vector}>(to, {place}, {pointer}, {first}, {count}, {w.site(stmt)});")
 
 
 def land(w: Writer, stmt: Land) -> None:

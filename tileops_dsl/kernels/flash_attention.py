@@ -16,22 +16,21 @@ from tileops_dsl.kernels.flash_attention_config import AttentionConfig
 
 
 def flash_attention(config: AttentionConfig):
-    (bm, bn, d), dv = config.tile, config.head_dim_v  # at least those of the tensors: TMA fills a tile up with zeros
+    (bm, bn, d), dv = config.tile, config.head_dim_v  # at least those of the tensors: copies fill a tile up with zeros
     sub = math.gcd(dv, 64)  # columns of the output stored at a time
     hides_rows = config.causal or config.window  # a block may have no key for some rows
     may_see_none = hides_rows or config.lengths  # a request may have no key
     by_rows, row_vector = T.GemmWarpPolicy.FullRow, ((bm,), "float32")
-    batches, heads, kv_heads, sq, sk = T.dynamic("batches, heads, kv_heads, sq, sk", "int32")
-    dim_v, most_tiles = T.dynamic("dim_v, most_tiles", "int32")  # dim_v: of the tensor, not of its tile
-    pages, page, requests, table = T.dynamic("pages, page, requests, table", "int32")
+    batches, heads, kv_heads, sq, sk, dim, dim_v = T.dynamic("batches, heads, kv_heads, sq, sk, head_dim, head_dim_v", "int32")
+    pages, page, requests, table, most_tiles = T.dynamic("pages, page, requests, table, most_tiles", "int32")
     of_keys = (pages, kv_heads, page) if config.paged else (batches, kv_heads, sk)
 
     @T.prim_func
     def flash_attention(
-        q: T.Tensor((batches, heads, sq, d), config.x, vector=8),
-        k: T.Tensor((*of_keys, d), config.x, vector=8),
-        v: T.Tensor((*of_keys, dv), config.x, vector=8),
-        out: T.Tensor((batches, heads, sq, dim_v if config.lengths else dv), config.x, vector=8),
+        q: T.Tensor((batches, heads, sq, dim), config.x, vector=8),
+        k: T.Tensor((*of_keys, dim), config.x, vector=8),
+        v: T.Tensor((*of_keys, dim_v), config.x, vector=8),
+        out: T.Tensor((batches, heads, sq, dim_v), config.x, vector=8),
         lse: T.Tensor((batches, heads, sq), "float32"),
         sinks: T.Tensor((heads, sq), "any"),  # the same for all rows: of stride 0
         # Of each tile: its first row of q, and of its request, whose queries, first key (paged: number) and keys; row in lse.

@@ -16,6 +16,7 @@ class AttentionConfig(Config):
     causal: bool = False
     head_dim_v: int = 0  # of values and output; 0: as the tile's
     options: tuple[str, ...] = ()  # of OPTIONS: what the program has besides
+    warps: int = 0  # that hold scores and output; 0: four for each 64 queries
     measured: tuple[MeasuredAttention, ...] = ()  # where the dispatcher may take it: csrc/attention_choice.cpp
 
     # Requests of different lengths; keys in pages; a window has both ends of its mask: causal where the call says so.
@@ -31,7 +32,7 @@ class AttentionConfig(Config):
     params = property(lambda self: f"{self.op}_{self.target}{'_paged' * self.paged or '_lengths' * self.lengths}_params")
     plain = property(lambda self: not self.causal and not self.options)
     step = property(lambda self: f"{self.tile[1]} keys")
-    threads = property(lambda self: self.tile[0] // 64 * 128)  # that hold scores and output: four warps for each 64 queries
+    threads = property(lambda self: (self.warps or self.tile[0] // 64 * 4) * 32)  # that hold scores and output
 
     def __post_init__(self):
         super().__post_init__()

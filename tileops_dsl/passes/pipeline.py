@@ -43,7 +43,7 @@ def find_rings(kernel: ir.Kernel):
         for buffer in dict.fromkeys(b for b in inside if inside.count(b) == everywhere.count(b) and not b.common):
             reader = next((s for s in products if buffer in operands(s)), None)
             groups.setdefault((loop.var, loop.num_stages, reader), []).append(buffer)
-    for buffer in (b for b in common if not any(b in group for group in groups.values())):
+    for buffer in (b for b in sources if not any(b in group for group in groups.values())):
         groups[tile_loop(kernel).vars[-1], 1, buffer] = [buffer]
     alone = sum(group[0] in common for group in groups.values()) == 1
     for number, ((var, stages, _), group) in enumerate(groups.items()):

@@ -10,18 +10,28 @@ With S stages, and Q steps of 16 in one tile of K, a loop with a product becomes
 so that operands are on their way from shared memory, and the barrier in front of step 0 is waited for, while products run.
 (ptxas moves products across a barrier. These stay behind it, since in the same block of code others wait for what is loaded
 behind it.) Copies behind the last iteration write zeros: no iteration is special. Copies are cp.async where they move 16 bytes;
-single elements go through registers, and land behind the products. A barrier stands behind each write of a shared tile by the
-threads themselves, and behind each wait for copies. That this orders all accesses is what `simulate` finds out.
+single elements go through registers, and land behind the products.
+
+A loop with R products, which follow each other, becomes
+
+    copies for the first R S - 1 products, a group for each
+    for i:  for each product, behind what stands in front of it: its copies are waited for; barrier;
+            copies for the product before it, S iterations on, whose tiles nobody reads any more; the product
+
+A barrier stands behind each write of a shared tile by the threads themselves, and behind each wait for copies. That this orders
+all accesses is what `simulate` finds out.
 """
 
+import itertools
 from dataclasses import replace
 
 from tileops_dsl import ir
 from tileops_dsl.errors import TileError, require
 from tileops_dsl.instruction_layouts import WarpAccumulators
 from tileops_dsl.passes.pipeline import check_loads, find_rings
+from tileops_dsl.passes.products import at_least_once
 from tileops_dsl.passes.stores import chunked, constant_extent, plain
-from tileops_dsl.plan import GROUP, asynchronous, consumers, is_load, is_store, lines
+from tileops_dsl.plan import GROUP, asynchronous, chained, consumers, is_load, is_store, lines, operands
 from tileops_dsl.schedule import Advance, At, Chunks, Commit, Issue, Land, Multiply, Operands, Retire, Ring, Sync, Unrolled
 from tileops_dsl.targets import Target
 
@@ -32,21 +42,21 @@ STEP = 16  # of K, in mma.m16n8k16
 def schedule(kernel: ir.Kernel, target: Target) -> ir.Kernel:
     problem = f"{target.name} has no clusters, and the kernel asks for one of {kernel.ctas} CTAs"
     require(kernel.ctas <= 1, problem, "cluster=(1, 1), and copies without multicast", kernel.location)
-    rings, role = tuple(find_rings(kernel)), consumers(kernel)
+    rings, role, chain = tuple(_rings(kernel)), consumers(kernel), chained(kernel)
     (tiles,), gemms = role.body, list(ir.walk(kernel.body, ir.Gemm))
-    require(len(gemms) == 1, f"the kernel has {len(gemms)} products", "one T.gemm in one T.Pipelined loop", kernel.location)
-    columns = 8 * accumulators(kernel, gemms[0].c, gemms[0].location).across  # a block of each warp
+    columns = 8 if chain else 8 * _only_product(kernel).across  # a block of each warp
     for copy in (s for s in ir.walk(kernel.body) if is_load(s) or is_store(s)):
         _check_copy(kernel, copy)
     body: list[ir.Stmt] = []
-    for stmt in tiles.body:
+    once = [stmt for stmt in tiles.body if is_load(stmt)]  # for the tile
+    for stmt in (stmt for stmt in tiles.body if stmt not in once):
         if not isinstance(stmt, ir.Pipelined):
             body.append(plain(stmt))
             continue
         ring = next((ring for ring in rings if ring.var == stmt.var), None)
         check_loads(stmt, rings)
         if gemms[0] in stmt.body:
-            body += _product_loop(stmt, ring)
+            body += _products_loop(kernel, stmt, once) if chain else _product_loop(stmt, ring)
         else:
             inner = tuple(s for inner in stmt.body for s in _loads_first(inner, stmt.var))
             body.append(Unrolled(stmt.location, stmt.var, constant_extent(stmt), inner))
@@ -54,15 +64,71 @@ def schedule(kernel: ir.Kernel, target: Target) -> ir.Kernel:
     return replace(kernel, roles=(role,), rings=rings)
 
 
+def _rings(kernel: ir.Kernel):
+    """A loop over views of a fragment has no more stages than iterations."""
+    extents = {loop.var: loop.extent for loop in ir.walk(kernel.body, ir.Pipelined)}
+    for ring in find_rings(kernel):
+        match extents.get(ring.var):
+            case ir.Const(value=extent):
+                ring = replace(ring, stages=min(ring.stages, extent))
+        yield ring
+
+
+def _only_product(kernel: ir.Kernel) -> WarpAccumulators:
+    gemms = list(ir.walk(kernel.body, ir.Gemm))
+    instead = "one T.gemm in one T.Pipelined loop, or others that read its result from a fragment"
+    require(len(gemms) == 1, f"the kernel has {len(gemms)} products", instead, kernel.location)
+    return accumulators(kernel, gemms[0].c, gemms[0].location)
+
+
 def _check_copy(kernel: ir.Kernel, copy: ir.Copy) -> None:
     tile, tensor = copy.tile, copy.region.tensor
     try:
-        vector = lines(kernel, copy).vector
+        t = lines(kernel, copy)
+        vector, parts = t.vector, t.chunks > 1 and not (is_load(copy) and chained(kernel))
         problem = None if vector * ir.DTYPES[tile.dtype] == 16 or vector == 1 else f"{tensor.name} promises {vector} elements"
+        problem = f"{tile.name} has rows of {tile.shape[1]} elements" if parts else problem
     except (ValueError, ZeroDivisionError):
         problem = f"{kernel.threads} threads do not divide the {list(tile.shape)} elements of {tile.name}"
     instead = "a vector of 16 bytes or of 1 element, and rows of a power of two of them, no more than threads"
     require(not problem, problem, instead, copy.location)
+
+
+def _products_loop(kernel: ir.Kernel, loop: ir.Pipelined, once: list[ir.Copy]) -> list[ir.Stmt]:
+    """What the loop's products read once for the tile is in the first group."""
+    at_least_once(loop)
+    products, stages = [s for s in loop.body if isinstance(s, ir.Gemm)], loop.num_stages
+    depth = stages * len(products) - 1  # groups on their way
+    loads = [[s for s in loop.body if is_load(s) and s.dst in operands(product)] for product in products]
+    apart = [*itertools.chain(*loads)] == [s for s in ir.walk(loop.body) if is_load(s)] and all(loads)
+    instead = "for each product, in their order, T.copy of tiles that it alone reads; and two stages, if it is one product"
+    require(apart and depth, "copies of the loop do not belong to one product each", instead, loop.location)
+    problem = f"{kernel.threads} threads have products that follow each other"
+    require(kernel.threads == GROUP, problem, f"T.Kernel(threads={GROUP})", kernel.location)
+    for gemm in products:
+        plain_tiles = not gemm.transpose_a and not any(isinstance(tile, ir.View) for tile in (gemm.a, gemm.b, gemm.c))
+        instead = "whole tiles, an a stored [M, K], a multiple of 16 columns"
+        require(
+            plain_tiles and gemm.c.shape[1] % 16 == 0, "a form of product that no mma is written for", instead, gemm.location
+        )
+
+    def copies(number: int, first: ir.Expr | None = None) -> list[ir.Stmt]:
+        """For a product, counted from those of iteration `first` on, or of iteration 0; behind the last one, none."""
+        ahead, which = divmod(number, len(products))
+        index = ir.Const("int32", ahead) if first is None else ir.call("add", first, ahead) if ahead else first
+        *begin, commit = _copies(loads[which], loop.var, index)[0]
+        if ahead:
+            begin = [ir.If(commit.location, ir.call("lt", index, loop.extent), tuple(begin))]
+        return [*begin, commit]
+
+    ahead = [s for number in range(depth) for s in copies(number)]
+    body: list[ir.Stmt] = []
+    for stmt in (s for s in loop.body if not is_load(s)):
+        if stmt in products:
+            where, more = stmt.location, copies(products.index(stmt) + depth, loop.var)
+            body += [Retire(where, "copy", depth - 1), Sync(where), *more]
+        body.append(stmt)
+    return [*(Issue(load.location, load, ir.ZERO) for load in once), *ahead, replace(loop, body=tuple(body))]
 
 
 def _product_loop(loop: ir.Pipelined, ring: Ring) -> list[ir.Stmt]:

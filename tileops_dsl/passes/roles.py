@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from tileops_dsl import ir
 from tileops_dsl.errors import TileError, require
-from tileops_dsl.plan import GROUP, accesses, feeds_itself, is_load
+from tileops_dsl.plan import GROUP, accesses, chained, feeds_itself, is_load
 from tileops_dsl.schedule import Role
 from tileops_dsl.targets import Target
 
@@ -88,7 +88,7 @@ def _check_kernel(kernel: ir.Kernel, target: Target) -> None:
         problem = f"{kernel.threads} threads of {target.name} are to alternate"
         raise TileError(problem, "T.Kernel(threads=256), two warp groups; or no alternate", loops[0].location)
     kinds = (ir.Pipelined, ir.If, ir.Copy, ir.Gemm, ir.Parallel, ir.Store, ir.Print)
-    kinds += (ir.Fill, ir.Reduce) if target.warp_groups else ()
+    kinds += (ir.Fill, ir.Reduce) if target.warp_groups or chained(kernel) else ()
     for stmt in ir.walk(loops[0].body):
         problem = f"T.{type(stmt).__name__.lower()} has no meaning in T.Persistent yet"
         require(isinstance(stmt, kinds), problem, "T.Parallel, T.gemm, T.copy", stmt.location)

@@ -3,11 +3,13 @@
 A fragment lies in one group; its layout is that of the group's rows. So does a shared tile that the consumers write: each group
 has its own. A tile that the producer loads is one for all groups. A product that takes a from registers reads it as it lies in
 an accumulator (16 bits: `place` of wgmma's A fragment is the same). A vector of rows lies with the rows of an accumulator.
+Without warp groups the four warps of a kernel whose products follow each other lie as those of a group, since mma.sync has
+16 rows, too.
 """
 
 from dataclasses import replace
 
-from tileops_dsl import ir
+from tileops_dsl import ir, plan
 from tileops_dsl.errors import TileError, require
 from tileops_dsl.instruction_layouts import AccumulatorColumns, AccumulatorRows, SharedTile, Swizzle, WgmmaAccumulator
 from tileops_dsl.layouts import Linear
@@ -32,9 +34,10 @@ def infer_tiles(kernel: ir.Kernel, target: Target) -> ir.Kernel:
     table: dict[ir.Buffer, object] = {}
     groups, across = sharing(kernel), parts(kernel)
     statements = list(ir.walk(kernel.body))
+    of_groups = target.warp_groups or plan.chained(kernel)
 
     def of_fragment(tile: ir.Buffer, location: ir.Location):
-        if not target.warp_groups:
+        if not of_groups:
             return accumulators(kernel, tile, location)
         if down_rows(kernel):
             return accumulator_of_columns(tile, location)
@@ -42,14 +45,14 @@ def infer_tiles(kernel: ir.Kernel, target: Target) -> ir.Kernel:
         return accumulator(tile, rows, groups, across, location)
 
     for stmt in statements:
-        if isinstance(stmt, ir.Gemm) and target.warp_groups:
+        if isinstance(stmt, ir.Gemm) and of_groups:
             _product(table, stmt, groups, across)
         elif isinstance(stmt, ir.Gemm):
             table[stmt.c] = of_fragment(stmt.c, stmt.location)
     for stmt in statements:
         if isinstance(stmt, ir.Parallel):
             _check_views(stmt, across)
-            _element_wise(table, stmt, of_fragment, target, down_rows(kernel))
+            _element_wise(table, stmt, of_fragment, of_groups, down_rows(kernel))
         elif isinstance(stmt, ir.Reduce):
             for tile in (t for t in (stmt.src, stmt.dst) if t.scope == "fragment"):
                 table.setdefault(tile, of_fragment(tile, stmt.location))
@@ -133,14 +136,14 @@ def _check_multicast(stmt: ir.Copy, kernel: ir.Kernel) -> None:
         raise TileError(problem, "the copy without multicast", stmt.location)
 
 
-def _element_wise(table: dict, loop: ir.Parallel, of_fragment, target: Target, down: bool) -> None:
+def _element_wise(table: dict, loop: ir.Parallel, of_fragment, of_groups: bool, down: bool) -> None:
     """Fragments of an element-wise loop have the accumulator's layout, each over its own columns; vectors that of its rows, or
     of its columns where reductions run down the rows."""
     for store in loop.body:
         if isinstance(store.buffer, ir.Tensor):
             _check_elements(loop, store, down)
         elements = [e for e in (store, *ir.loads(store.value)) if isinstance(e.buffer, ir.Tile)]
-        whole = target.warp_groups and all(isinstance(element.buffer, ir.Buffer) for element in elements)
+        whole = of_groups and all(isinstance(element.buffer, ir.Buffer) for element in elements)
         if any(e in loop.vars for e in ir.as_numbers(store.value)) and not whole:
             raise TileError("an index of the loop is used as a number", "only elements of tiles", store.location)
         for element in elements:
@@ -148,7 +151,7 @@ def _element_wise(table: dict, loop: ir.Parallel, of_fragment, target: Target, d
             own, fragment = len(loop.vars) == 2 and indices == loop.vars, tile.scope == "fragment"
             vector = not fragment and len(loop.vars) == 2 and indices == loop.vars[1:]
             kept = loop.vars[-1:] if down else loop.vars[:1]
-            of_row = fragment and target.warp_groups and indices == kept and (read or len(loop.vars) == 1)
+            of_row = fragment and of_groups and indices == kept and (read or len(loop.vars) == 1)
             problem = f"{ir.Load(tile.dtype, tile, indices)} is not the loop's own element"
             kept = "columns[j]" if down else "rows[i]"
             instead = f"tile[i, j], {kept} of a fragment, or row[j] of a vector in shared memory"

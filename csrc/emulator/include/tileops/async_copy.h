@@ -11,7 +11,7 @@ TILEOPS_WORD void copy_async(shared_ptr<T> dst, int shared_offset, global_ptr<P>
   constexpr int bytes = V * static_cast<int>(sizeof(T));
   static_assert(bytes == 4 || bytes == 8 || bytes == 16, "copies of 4, 8 or 16 bytes");
   emulator::machine->copy_async((dst + shared_offset).byte_offset, src.origin,
-                                (src.at + offset) * static_cast<int64_t>(sizeof(T)), bytes, inside, s.number);
+                                (src.at + offset) * static_cast<int64_t>(sizeof(T)), bytes, inside ? bytes : 0, s.number);
 }
 template <int V, typename T>
 TILEOPS_WORD void copy_async(shared_ptr<T> dst, int shared_offset, const T* src, int64_t offset, bool inside, site s) {

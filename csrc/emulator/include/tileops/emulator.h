@@ -64,7 +64,7 @@ struct Machine {
   virtual void store_commit(int site) = 0;
   virtual void store_wait(int pending, bool read_only, int site) = 0;
   virtual void store_async(int64_t offset, int rank, uint32_t bits, int64_t barrier, int site) = 0;
-  virtual void copy_async(int64_t offset, const void* origin, int64_t at, int bytes, bool inside, int site) = 0;
+  virtual void copy_async(int64_t offset, const void* origin, int64_t at, int bytes, int read, int site) = 0;
   virtual void copy_commit(int site) = 0;
   virtual void copy_wait(int pending, int site) = 0;
   virtual void arrive_after_copies(int64_t barrier, int site) = 0;
