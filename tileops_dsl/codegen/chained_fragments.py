@@ -3,14 +3,14 @@
 from contextlib import nullcontext
 
 from tileops_dsl import ir, plan
-from tileops_dsl.codegen.group_fragments import column, column_parts, own_row, row, row_register
+from tileops_dsl.codegen.group_fragments import column, column_parts, keeper, kept, own_row, row, row_register
 from tileops_dsl.codegen.portable_copies import place_of
 from tileops_dsl.codegen.writer import Writer
 from tileops_dsl.instruction_layouts import SharedTile
 
 DEEP = 128  # of K
 
-__all__ = ["column", "column_parts", "move", "offset", "own_row", "place", "product", "row", "row_register"]
+__all__ = ["column", "column_parts", "keeper", "kept", "move", "offset", "own_row", "place", "product", "row", "row_register"]
 
 
 def offset(w: Writer, layout: SharedTile) -> str:
