@@ -8,6 +8,7 @@
 #include "attention_check.h"
 #include "eager.h"
 #include "gemm_problem.h"
+#include "index_tensor.h"
 #include "mla_launch.h"
 #include "ops.h"
 
@@ -73,11 +74,11 @@ struct MlaDecode final : PairOp {
               cudaStream_t stream) const override {
     const NoGrad no_grad;
     MlaCall call = call_for(places);
-    Owned copies[3];  // alive until the launch
-    copies[0] = bind_q(&call);
-    copies[1] = bind_indices(kTable, &call.block_table, &call.block_table_stride);
-    int64_t stride;  // of lengths: 1
-    copies[2] = bind_indices(kLengths, &call.cache_seqlens, &stride);
+    const Owned copy = bind_q(&call);
+    const IndexTensor table(input(kTable)), lengths(input(kLengths));
+    call.block_table = table.data;
+    call.block_table_stride = table.stride;
+    call.cache_seqlens = lengths.data;
     launch_mla(device, *kernel.mla, call, input(kQ), stream);
   }
 
@@ -137,22 +138,6 @@ struct MlaDecode final : PairOp {
     torch_check(aoti_torch__reinterpret_tensor(rows.get(), 4, from.sizes, strides.data(), column, &view), "taking a view");
     const Owned columns(view);
     torch_check(aoti_torch_copy_(view, from.handle, 0), "copying q or q_rope");
-  }
-
-  // An index tensor as the kernel reads it, or a copy: int32, neighbours in memory along its last dimension.
-  Owned bind_indices(int number, const int32_t** data, int64_t* stride) const {
-    const TensorView& index = input(number);
-    const int64_t last = index.ndim - 1;
-    *stride = index.strides[0];
-    if (index.dtype == aoti_torch_dtype_int32() && (index.sizes[last] <= 1 || index.strides[last] == 1)) {
-      *data = static_cast<const int32_t*>(const_data(index.handle));
-      return Owned();
-    }
-    Owned copy = empty_int32({index.sizes, index.sizes + index.ndim}, index, "allocating a copy of an index tensor");
-    torch_check(aoti_torch_copy_(copy.get(), index.handle, 0), "converting an index tensor");
-    *data = static_cast<const int32_t*>(const_data(copy.get()));
-    *stride = index.ndim > 1 ? index.sizes[last] : 1;
-    return copy;
   }
 
   static void check_like_q(const TensorView& q, const NamedTensor& tensor, const char* form) {

@@ -64,7 +64,7 @@ def flash_attention(config: AttentionConfig):
             if config.sinks:
                 sink = T.alloc_fragment(*row_vector)
             blocks_of_all = tile_count[0] if config.lengths else T.ceildiv(sq, bm)
-            for batch, head, block in T.Persistent((batches, heads, blocks_of_all), zigzag=hides_rows and not config.lengths):
+            for batch, head, block in T.Persistent((batches, heads, blocks_of_all), zigzag=hides_rows):
                 if config.lengths:
                     names = ("token", "row", "q_len", "first_key", "k_len")
                     token, row, q_len, first_key, k_len = (T.let(name, tiles[block, n]) for n, name in enumerate(names))
