@@ -18,6 +18,7 @@ def param_fields(kernel: ir.Kernel) -> list[tuple[str, str, int]]:
     fields = [(t.name, "tensor_map", 1) for t in maps]
     fields += [(t.name, "void*" if t in written else "const void*", 1) for t in kernel.tensors if t not in maps]
     used = {e for s in statements for x in ir.exprs_of(s) for e in ir.subexprs(x)}
+    used |= {d for t in kernel.tensors if t not in maps for d in t.dims}
     dims = [d for d in kernel.dims if d in used or d not in [t.dims[-1] for t in maps]]
     fields += [(d.name, "int64_t" if kernel.grid and not kernel.roles else CTYPES[d.dtype], 1) for d in dims]
     strided = [t for t in kernel.tensors if not maps or (t not in maps and len(t.dims) > 1)]
