@@ -61,7 +61,8 @@ struct FlashAttentionPaged final : PairOp {
   ChosenKernel choose_kernel(const Device& device, const std::vector<Place>& places) const override {
     ChosenKernel chosen;
     chosen.reason = why_eager(kOp, type, options_);
-    if (chosen.reason.empty() && input(kTable).sizes[1] == 0) chosen.reason = "block_table lists no page";
+    const bool has_pages = input(kTable).sizes[1] > 0 && input(kK).sizes[0] > 0 && input(kK).sizes[1] > 0;
+    if (chosen.reason.empty() && !has_pages) chosen.reason = "the cache has no page, or block_table lists none";
     if (!chosen.reason.empty()) return chosen;
     const DecodeCall call = call_for(places);
     if (has_few_rows(call)) {

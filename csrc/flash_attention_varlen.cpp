@@ -50,6 +50,7 @@ struct FlashAttentionVarlen final : PairOp {
   ChosenKernel choose_kernel(const Device& device, const std::vector<Place>& places) const override {
     ChosenKernel chosen;
     chosen.reason = why_eager(kOp, type, options_);
+    if (chosen.reason.empty() && input(kK).sizes[0] == 0) chosen.reason = "there are no keys to sum over";
     if (!chosen.reason.empty()) return chosen;
     AttentionChoice choice = choose_lengths(kOp, device, call_for(places));
     chosen.name = choice.variant ? choice.variant->name : nullptr;
