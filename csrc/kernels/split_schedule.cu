@@ -95,7 +95,8 @@ TILEOPS_KERNEL(split_schedule, split_schedule_params, kThreads, 1) {
   reduce_members<Max, kThreads / 32>(most, shared<float>(kThreads * 4), 1, 0, thread / 32, thread % 32 == 0, site(4));
   const int before = sum_before(sums, thread, cost, all, site(5));
 
-  Deal deal = {divide_up(all, p.parts), 0, max(p.parts / max(p.items, 1), 1), divide_up(p.items, p.parts), 0};
+  // At least 2 blocks: cuts in front of even ones then differ.
+  Deal deal = {max(divide_up(all, p.parts), 2), 0, max(p.parts / max(p.items, 1), 1), divide_up(p.items, p.parts), 0};
   deal.slack = min(deal.payload / 32, p.overhead);
   const int length = (divide_up(static_cast<int>(most[0]), deal.parts) + 1) / 2 * 2;
   if (deal.items * (length + p.overhead) <= deal.payload + p.overhead + 1 + deal.slack) deal.length = length;

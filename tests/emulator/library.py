@@ -91,7 +91,7 @@ def small(row):
         values = 64 if row.head_dim_v != row.tile[2] else 0
         return replace(row, tile=(row.tile[0], 32, 96 if values else 64), head_dim_v=values, measured=())
     if row.op == "attention_decode":
-        return replace(row, tile=(64, 64, 64), head_dim_v=32 if row.head_dim_v != row.tile[2] else 64)
+        return replace(row, tile=(64, 64, 96 if row.head_dim_v != row.tile[2] else 64), head_dim_v=64)
     return replace(row, tile=(row.tile[0], 64, 192, 128)) if row.op in MLA else row
 
 

@@ -221,6 +221,10 @@ def problems(row) -> list[library.Problem]:
     if row.op == "flash_attention":
         bm, bn, _ = row.tile
         options = library.options_of(row, 3, left=bm + 3 * bn)  # so that some blocks have no mask
+        if row.lengths:
+            calls = ([bm + 44, 20], [3 * bn, (row.stages + 5) * bn + 5], 3, 1), ([2 * bm + 44], [bm + 5], 3, 3), ([bm], [bm + 5])
+            page = {"page": 16 * row.paged}
+            return [library.Problem(*library.lengths.lengths_problem(row, *call, **page, **options)) for call in calls]
         shapes = [(1, bm + 44, (row.stages + 5) * bn + 5, 3, 1), (1, 2 * bm + 44, bm + 5, 3, 3)]
         ragged = 3 * (row.target == "portable")
         dims = [row.tile[2] - ragged, row.head_dim_v - ragged]
@@ -255,7 +259,7 @@ EQUIVALENT = [
     ("late fence", FENCED, rf"{MLA_DECODE} wgmma_fence@\d+ suppress ({MLA_SCORES}|T.wgmma_gemm\(p0).*"),
     ("late commit", TAKEN, rf"{MLA_DECODE} wgmma_commit@\d+ suppress {MLA_SCORES}.*"),
     ("fence of two tails", TAILS, rf"{MLA_DECODE} fence_async_shared@\d+ suppress T.fill\(k.*"),
-    ("zeros", ZEROS, r"mla_decode(_few)?/sm_90a\S* store_shared@\d+ flip T.fill\(k.*"),
+    ("zeros", ZEROS, r"\w+/sm_90a\S* store_shared@\d+ flip T.fill\((k|v_tile).*"),
     ("second barrier", MEET, r"mla_decode/golden named_barrier_sync@84 suppress "),
     ("never reached", WHOLE, r"gemm/portable_.n\S* load_shared@\d+ flip T.copy\(c_tile, c.*"),
 ]

@@ -119,8 +119,8 @@ def flash_attention(config: AttentionConfig):
                             o[r, c] = o[r, c] * factor[r]
                     for r, c in T.Parallel(bm, bn):
                         p_half[r, c] = s[r, c]
-                    if config.lengths:  # behind the last key are another request's values, and 0 * NaN is NaN
-                        with T.If(i < masked):
+                    if config.lengths:  # behind the last key, in the first block (or a window's first ones), 0 * NaN is NaN
+                        with T.If(i < masked if config.window else i == 0):
                             T.fill(v_tile[T.max(k_len - key, 0) :, 0:dv], 0.0)
                     T.gemm(p_half, v_tile, o, policy=by_rows, clear_accum=i == 0, stage=1)
                 if config.sinks:
