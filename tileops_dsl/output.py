@@ -83,11 +83,11 @@ def files_of(kernels: list[Generated], targets: list[str]) -> dict[str, str]:
 
 
 def _smoke(rows: list[Config]) -> list[Config]:
-    """For each kind of parameters, the first plain bfloat16 kernel; of one without such a kernel, the first that writes it."""
+    """For each operator, target and struct of parameters the first plain bfloat16 kernel, or else the first that writes it."""
     chosen = {}
     for row in sorted(rows, key=lambda row: not (row.plain and row.x == row.y)):
         if row.y == "bfloat16":
-            chosen.setdefault(row.params, row)
+            chosen.setdefault((row.op, row.target, row.params), row)
     return list(chosen.values())
 
 

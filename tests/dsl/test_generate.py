@@ -43,8 +43,8 @@ def test_unknown_values_are_refused(option, capsys):
 
 def test_smoke_has_one_kernel_that_serves_anything(smoke):
     kernels = list(smoke.manifest["kernels"].values())
-    every = {(row.op, row.target) for op in LIBRARY for row in configs_of(op)}
-    assert sorted((k["op"], k["target"]) for k in kernels) == sorted(every)
+    every = {(row.op, row.target, row.params) for op in LIBRARY for row in configs_of(op)}
+    assert sorted((k["op"], k["target"]) for k in kernels) == sorted(key[:2] for key in every)
     assert {k["op"] for k in kernels} >= {*OPS, "gemm"}
     for kernel in kernels:
         if kernel["op"] == "gemm":
@@ -52,9 +52,10 @@ def test_smoke_has_one_kernel_that_serves_anything(smoke):
             assert kernel["transpose_b"] and not kernel["transpose_a"]
             continue
         if kernel["op"] == "flash_attention":
-            assert (kernel["x"], kernel["causal"], kernel["tile"][2]) == ("bfloat16", False, 128)
+            first = (True, 64) if kernel["lengths"] else (False, 128)
+            assert (kernel["x"], kernel["causal"], kernel["tile"][2]) == ("bfloat16", *first)
             continue
-        if kernel["op"].startswith("mla_"):  # the pieces that mla_combine reads are float32
+        if kernel["op"].startswith(("mla_", "attention_")):  # the pieces that mla_combine reads are float32
             assert (kernel["x"], kernel["y"]) == ("float32" if kernel["op"] == "mla_combine" else "bfloat16", "bfloat16")
             continue
         assert (kernel["x"], kernel["y"], kernel["vector"], kernel["max_cols"]) == ("bfloat16", "bfloat16", 1, 0)

@@ -89,9 +89,10 @@ def small(row):
             deep = 192 if row.stages == 1 else 64
             return replace(row, tile=(row.tile[0], 32, deep), head_dim_v=deep)
         values = 64 if row.head_dim_v != row.tile[2] else 0
-        return replace(row, tile=(row.tile[0], 32, 96 if values else 64), head_dim_v=values, measured=())
+        deep = 128 if row.lengths else 96  # a box of one row is 128 bytes
+        return replace(row, tile=(row.tile[0], 32, deep if values else 64), head_dim_v=values, measured=())
     if row.op == "attention_decode":
-        return replace(row, tile=(64, 64, 96 if row.head_dim_v != row.tile[2] else 64), head_dim_v=64)
+        return replace(row, tile=(64, 64, 128 if row.head_dim_v != row.tile[2] else 64), head_dim_v=64)
     return replace(row, tile=(row.tile[0], 64, 192, 128)) if row.op in MLA else row
 
 

@@ -222,9 +222,9 @@ def problems(row) -> list[library.Problem]:
         bm, bn, _ = row.tile
         options = library.options_of(row, 3, left=bm + 3 * bn)  # so that some blocks have no mask
         if row.lengths:
-            calls = ([bm + 44, 20], [3 * bn, (row.stages + 5) * bn + 5], 3, 1), ([2 * bm + 44], [bm + 5], 3, 3), ([bm], [bm + 5])
-            page = {"page": 16 * row.paged}
-            return [library.Problem(*library.lengths.lengths_problem(row, *call, **page, **options)) for call in calls]
+            calls = ([bm + 44, 20], [3 * bn, (row.stages + 5) * bn + 5]), ([2 * bm + 44], [bm + 5]), ([bm], [bm + 5])
+            more = options | {"page": 16 * row.paged}
+            return [library.Problem(*library.lengths.lengths_problem(row, *call, 3, 1, **more)) for call in calls]
         shapes = [(1, bm + 44, (row.stages + 5) * bn + 5, 3, 1), (1, 2 * bm + 44, bm + 5, 3, 3)]
         ragged = 3 * (row.target == "portable")
         dims = [row.tile[2] - ragged, row.head_dim_v - ragged]

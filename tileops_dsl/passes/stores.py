@@ -111,7 +111,8 @@ def exchanged(body, touched: set[tuple[ir.Buffer, bool]], common: dict[ir.Buffer
         touched |= set() if isinstance(op_of(stmt), ir.Gemm) else begun
         touched |= {touch for gemm in getattr(stmt, "of", ()) for touch in _touches(gemm, common)}
         out.append(stmt)
-        if isinstance(stmt, ir.Fill) and begun:  # at once: where its condition does not hold, nobody waits
+        exchanges = any(tile.common for tile in common)  # so that they meet in front of the product anyway
+        if isinstance(stmt, ir.Fill) and begun and not exchanges:  # at once: where its condition does not hold, nobody waits
             out += [] if isinstance(following, Sync) else [Sync(stmt.location, True)]
             touched.clear()
     return tuple(out)
