@@ -8,7 +8,7 @@ CTYPES = {"int64": "int64_t", "int32": "int32_t", "float32": "float"}
 def param_fields(kernel: ir.Kernel) -> list[tuple[str, str, int]]:
     """(name, C type, count): tensor maps, pointers, extents, strides in elements, dtype codes of "any" tensors, scalars, flags.
 
-    Where TMA moves tensors, other vectors have unit stride, and maps know the length of rows that nothing else asks for.
+    Where TMA moves tensors, other vectors have unit stride, and maps know the length of rows that nothing else has or asks for.
     Extents of a row-wise kernel are 64-bit.
     """
     maps = plan.tma_tensors(kernel) if kernel.barriers else {}
@@ -18,6 +18,7 @@ def param_fields(kernel: ir.Kernel) -> list[tuple[str, str, int]]:
     fields = [(t.name, "tensor_map", 1) for t in maps]
     fields += [(t.name, "void*" if t in written else "const void*", 1) for t in kernel.tensors if t not in maps]
     used = {e for s in statements for x in ir.exprs_of(s) for e in ir.subexprs(x)}
+    used |= {d for t in kernel.tensors if t not in maps for d in t.dims}
     dims = [d for d in kernel.dims if d in used or d not in [t.dims[-1] for t in maps]]
     fields += [(d.name, "int64_t" if kernel.grid and not kernel.roles else CTYPES[d.dtype], 1) for d in dims]
     strided = [t for t in kernel.tensors if not maps or (t not in maps and len(t.dims) > 1)]
