@@ -22,7 +22,8 @@ bool counts_in_32_bits(const AttentionVariant& v, const AttentionCall& c) {
   }
   // A mask adds Sk to the number of a query before it takes Sq away.
   if (c.sq() + c.sk() > kMaxExtent) return false;
-  return static_cast<double>(ceil_div(c.sq(), v.bm)) * c.heads() * c.batches() <= kMaxExtent;
+  const int64_t tiles = v.lengths ? c.sq() : ceil_div(c.sq(), v.bm);  // a request may have one row
+  return static_cast<double>(tiles) * c.heads() * c.batches() <= kMaxExtent;
 }
 
 std::string describe(const AttentionCall& call) {

@@ -40,25 +40,28 @@ const char* why_other_kind(const DecodeVariant& v, const DecodeCall& call) {
 const char* why_not(const DecodeVariant& v, const DecodeCall& call) {
   if (const char* reason = why_other_kind(v, call)) return reason;
   const AttentionCall& a = call.attention;
+  if (call.packed) return "it is for as many queries of each request";
   if (call.rows() > v.bm) return "it is for fewer queries and heads of a group";
   if (a.k.copied || a.v.copied || a.out.copied) return "rows of the caches or of out are not aligned to 16 bytes";
   if (rows_together(a.sk(), v.bn) * 128 < v.bn) return "a page is not a multiple of 2";
-  if (!has_exact_pages(a.sk(), call.table_width * a.sk())) return "block_table lists more keys than it can number";
+  if (!can_number(a.sk(), call.table_width)) return "block_table lists more keys than it can number";
   if (!combine_for(v.target, v.x, a.head_dim_v())) return "this build has no mla_combine kernel for it";
   const bool counts = a.k.extents[0] <= kMaxExtent && call.requests() * a.kv_heads() <= kMaxExtent;
-  return counts && call.table_width > 0 ? nullptr : "it counts pages and key heads in 32 bits, and block_table lists some";
+  return counts ? nullptr : "it counts pages and key heads in 32 bits";
 }
 
 DecodeChoice choose_decode(const char* op, const Device& device, const DecodeCall& call) {
   const Fitting<DecodeVariant> found = fitting(decode_variants, decode_variant_count, device, call);
-  if (!found.first) return {nullptr, none_fits(op, describe(call), device, found.last_reason)};
+  const std::string& force = knobs().force;
+  const bool is_named = std::any_of(decode_variants, decode_variants + decode_variant_count,
+                                    [&](const DecodeVariant& v) { return force == v.name; });
+  if (!found.first) return {nullptr, none_fits(op, describe(call), device, found.last_reason), is_named};
   const DecodeVariant* narrowest = found.first;
   for (int i = 0; i < decode_variant_count; ++i) {
     const DecodeVariant& v = decode_variants[i];
     if (found.fits[i] && v.head_dim + v.head_dim_v < narrowest->head_dim + narrowest->head_dim_v) narrowest = &v;
   }
-  const std::string& force = knobs().force;
-  return {narrowest, force.empty() ? "it serves " + describe(call) : "TILEOPS_FORCE=" + force + " is set"};
+  return {narrowest, force.empty() ? "it serves " + describe(call) : "TILEOPS_FORCE=" + force + " is set", true};
 }
 
 #ifdef TILEOPS_DECODE
@@ -72,14 +75,19 @@ struct Rows {
   Owned copy;
 };
 
-// sizes [request, key head, query, head of the group(, columns)] of a tensor [request, query, head(, columns)], with the strides of
-// request, query and head given.
-Owned view_of_rows(const DecodeCall& call, AtenTensorHandle tensor, int64_t request, int64_t query, int64_t head, int64_t columns) {
-  const int64_t sizes[] = {call.requests(), call.attention.kv_heads(), call.queries(), call.group(), columns};
-  const int64_t strides[] = {request, call.group() * head, query, head, 1};
+Owned strided_view(AtenTensorHandle tensor, int64_t ndim, const int64_t* sizes, const int64_t* strides) {
   AtenTensorHandle view = nullptr;
-  torch_check(aoti_torch__reinterpret_tensor(tensor, columns ? 5 : 4, sizes, strides, 0, &view), "taking a view");
+  torch_check(aoti_torch__reinterpret_tensor(tensor, ndim, sizes, strides, 0, &view), "taking a view");
   return Owned(view);
+}
+
+// sizes [request, key head, query, head of the group(, columns)] of a tensor [request, query, head(, columns)], with the strides of
+// request, query, head and column given.
+Owned view_of_rows(const DecodeCall& call, AtenTensorHandle tensor, int64_t request, int64_t query, int64_t head, int64_t column,
+                   int64_t columns) {
+  const int64_t sizes[] = {call.requests(), call.attention.kv_heads(), call.queries(), call.group(), columns};
+  const int64_t strides[] = {request, call.group() * head, query, head, column};
+  return strided_view(tensor, columns ? 5 : 4, sizes, strides);
 }
 
 Owned empty_rows(const DecodeCall& call, DType type, int64_t columns, const TensorView& like) {
@@ -97,13 +105,15 @@ Rows rows_of_q(const DecodeCall& call, const TensorView& q) {
   if (!t.copied && (call.queries() == 1 || call.group() == 1)) {
     return {const_cast<void*>(t.data), {s[0], call.group() * s[2], call.queries() == 1 ? s[2] : s[1], 1}, Owned()};
   }
-  const int64_t* given = q.ndim == 4 ? q.strides : nullptr;  // without: one query of each request
-  Owned rows = empty_rows(call, call.attention.type, columns, q);
-  const Owned view = given ? view_of_rows(call, q.handle, given[0], given[1], given[2], columns)
-                           : view_of_rows(call, q.handle, q.strides[0], q.strides[0], q.strides[1], columns);
-  copy(rows, view.get());
+  const int64_t wide = ceil_div(columns, 8) * 8;  // rows of whole 16 bytes, as TMA wants them
+  Owned rows = empty_rows(call, call.attention.type, wide, q);
+  const int64_t sizes[] = {call.requests(), call.attention.kv_heads(), call.queries(), call.group(), columns};
+  const int64_t strides[] = {sizes[1] * call.rows() * wide, call.rows() * wide, sizes[3] * wide, wide, 1};
+  const int64_t* given = q.strides;  // without a dimension of queries, there is one of each request
+  const Owned from = view_of_rows(call, q.handle, given[0], given[q.ndim - 3], given[q.ndim - 2], given[q.ndim - 1], columns);
+  copy(strided_view(rows.get(), 5, sizes, strides), from.get());
   void* data = mutable_data(rows.get());
-  return {data, {call.attention.kv_heads() * call.rows() * columns, call.rows() * columns, columns, 1}, std::move(rows)};
+  return {data, {strides[0], strides[1], wide, 1}, std::move(rows)};
 }
 
 // Where the kernel and the merge write out (or lse, without columns): items one behind the other.
@@ -140,9 +150,7 @@ void bind_sinks(const DecodeCall& call, const TensorView* sinks, Owned* copies, 
   p->sinks_stride[1] = stride;
   if (call.queries() == 1) return;
   const int64_t sizes[] = {call.attention.kv_heads(), call.queries(), group}, strides[] = {group * stride, 0, stride};
-  AtenTensorHandle view = nullptr;
-  torch_check(aoti_torch__reinterpret_tensor(sinks->handle, 3, sizes, strides, 0, &view), "taking a view");
-  const Owned repeated(view);
+  const Owned repeated = strided_view(sinks->handle, 3, sizes, strides);
   *copies = empty_contiguous({sizes, sizes + 3}, call.attention.sinks_type, *sinks, "allocating a copy of sinks");
   copy(*copies, repeated.get());
   p->sinks = mutable_data(copies->get());
@@ -210,9 +218,9 @@ void launch_decode(Device& device, const DecodeVariant& v, const DecodeCall& cal
 
   SplitResult result = {out.data, lse.data, 1, call.rows(), {out.strides[1], 0, out.strides[2], 1}, {lse.strides[1], 0, lse.strides[2]}};
   launch_combine(device, *combine_for(v.target, v.x, columns), problem, split, result, stream);
-  if (out.copy) copy(view_of_rows(call, places[0].handle, a.out.strides[0], a.out.strides[1], a.out.strides[2], columns), out.copy.get());
-  const int64_t* l = a.lse_strides;
-  if (lse.copy) copy(view_of_rows(call, places[1].handle, l[0], l[2], l[1], 0), lse.copy.get());
+  const int64_t *o = a.out.strides, *l = a.lse_strides;
+  if (out.copy) copy(view_of_rows(call, places[0].handle, o[0], o[1], o[2], 1, columns), out.copy.get());
+  if (lse.copy) copy(view_of_rows(call, places[1].handle, l[0], l[2], l[1], 1, 0), lse.copy.get());
 }
 
 #else

@@ -13,6 +13,7 @@ namespace tileops {
 // q [requests, queries, heads, columns] and out as tensors of the call, k and v the pages of the cache.
 struct DecodeCall {
   AttentionCall attention;
+  bool packed;  // requests have different numbers of queries: all rows are as those of one request
   int64_t table_width, num_splits;
   // Known at the launch.
   const int32_t *block_table, *cache_seqlens;
@@ -27,6 +28,7 @@ struct DecodeCall {
 struct DecodeChoice {
   const DecodeVariant* variant = nullptr;  // NULL: the reason says why
   std::string reason;
+  bool is_last = false;  // no other kind of kernel is to be tried: TILEOPS_FORCE names one of this kind
 };
 
 const char* why_other_kind(const DecodeVariant& variant, const DecodeCall& call);

@@ -5,6 +5,7 @@
 #include "allocate.h"
 #include "gemm_problem.h"
 #include "kernels/attention_tiles_params.h"
+#include "measured_choice.h"
 #include "tma.h"
 
 // A build without such kernels has no parameters of theirs.
@@ -49,7 +50,8 @@ Tiles list_tiles(const AttentionVariant& v, const AttentionCall& call, const Len
   p.requests = static_cast<int32_t>(lengths.requests);
   p.queries = static_cast<int32_t>(lengths.queries);
   p.all_queries = static_cast<int32_t>(call.sq());
-  p.most_queries = static_cast<int32_t>(std::min<int64_t>(lengths.most_queries, INT32_MAX));
+  p.most_queries = static_cast<int32_t>(lengths.most_queries);
+  p.most_keys = static_cast<int32_t>(lengths.most_keys);
   p.lse_stride = static_cast<int32_t>(lengths.lse_stride);
   p.rows = v.bm;
   const auto kernel = reinterpret_cast<const void*>(attention_tiles);
@@ -135,6 +137,10 @@ int64_t inverse_of(int64_t page) { return ceil_div(int64_t{1} << 32, page); }
 bool has_exact_pages(int64_t page, int64_t keys) {
   const int64_t error = inverse_of(page) * page - (int64_t{1} << 32);
   return static_cast<double>(keys) * static_cast<double>(error) < 4294967296.0;
+}
+
+bool can_number(int64_t page, int64_t pages) {
+  return static_cast<double>(page) * static_cast<double>(pages) <= kMaxExtent && has_exact_pages(page, page * pages);
 }
 
 void launch_lengths(Device& device, const AttentionVariant& v, const AttentionCall& call, const Lengths& lengths,

@@ -8,6 +8,7 @@
 #include "attention_lengths.h"
 #include "attention_options.h"
 #include "index_tensor.h"
+#include "measured_choice.h"
 #include "ops.h"
 
 namespace tileops {
@@ -16,7 +17,6 @@ namespace {
 
 constexpr const char* kOp = "flash_attention_paged";
 constexpr int kQ = 0, kK = 1, kV = 2, kTable = 3, kLengths = 4;  // of the inputs
-constexpr int64_t kFewRows = 64;  // queries and heads of a group: from there on no key is worth splitting
 constexpr int kOffsets = 5, kMaxQ = 6, kOptions = 7, kSinks = 12, kSplits = 13, kDescales = 14;
 
 // In the order and the words of tileops/ops/flash_attention_paged.py.
@@ -52,8 +52,8 @@ struct FlashAttentionPaged final : PairOp {
     if (!offsets) lse_sizes().push_back(q.sizes[0]);
     lse_sizes().push_back(q.sizes[q.ndim - 2]);
     lse_sizes().push_back(q.sizes[q.ndim - 3]);
-    const int64_t longest = args.value<int64_t>(kMaxQ);
-    most_queries_ = offsets ? longest : q.sizes[1];
+    most_queries_ = offsets ? std::min(args.value<int64_t>(kMaxQ), q.sizes[0]) : q.sizes[1];
+    have_one_ = offsets && args.value<int64_t>(kMaxQ) == 1 && q.sizes[0] == count;
     num_splits_ = args.value<int64_t>(kSplits);
     options_ = read_options(args, kOptions, sinks, most_queries_, table.sizes[1] * k.sizes[1], q.sizes[q.ndim - 1]);
   }
@@ -61,26 +61,18 @@ struct FlashAttentionPaged final : PairOp {
   ChosenKernel choose_kernel(const Device& device, const std::vector<Place>& places) const override {
     ChosenKernel chosen;
     chosen.reason = why_eager(kOp, type, options_);
-    const bool has_pages = input(kTable).sizes[1] > 0 && input(kK).sizes[0] > 0 && input(kK).sizes[1] > 0;
-    if (chosen.reason.empty() && !has_pages) chosen.reason = "the cache has no page, or block_table lists none";
+    const int64_t *cache = input(kK).sizes, page = cache[1];
+    if (chosen.reason.empty() && (cache[0] == 0 || page == 0)) chosen.reason = "the caches hold no key";
+    if (chosen.reason.empty() && input(kTable).sizes[1] == 0) chosen.reason = "block_table lists no page";
     if (!chosen.reason.empty()) return chosen;
     const DecodeCall call = call_for(places);
-    if (has_few_rows(call)) {
-      DecodeChoice few = choose_decode(kOp, device, call);
-      chosen.decode = few.variant;
-      chosen.name = few.variant ? few.variant->name : nullptr;
-      chosen.reason = few.reason;
-      if (chosen.name) return chosen;
-    }
-    const int64_t page = input(kK).sizes[1];
-    if (!has_exact_pages(page, page * call.table_width)) {
-      chosen.reason = "block_table lists more keys than a kernel can number";
-      return chosen;
-    }
-    if (!is_packed(call.attention.q) || !is_packed(call.attention.out)) {
-      chosen.reason = "sequences of q or out do not lie one behind the other";
-      return chosen;
-    }
+    DecodeChoice few = choose_decode(kOp, device, call);
+    chosen.decode = few.variant;
+    chosen.name = few.variant ? few.variant->name : nullptr;
+    chosen.reason = few.reason;
+    if (few.is_last) return chosen;
+    chosen.reason = why_not_packed(call);
+    if (!chosen.reason.empty()) return chosen;
     AttentionChoice choice = choose_lengths(kOp, device, packed(call.attention));
     chosen.attention = choice.variant;
     chosen.name = choice.variant ? choice.variant->name : nullptr;
@@ -102,31 +94,24 @@ struct FlashAttentionPaged final : PairOp {
     lengths.requests = input(kTable).sizes[0];
     lengths.queries = most_queries_;
     lengths.most_queries = most_queries_;
-    lengths.cu_seqlens_q = offsets.data;
+    lengths.most_keys = call.table_width * input(kK).sizes[1];
+    lengths.cu_seqlens_q = call.packed ? offsets.data : nullptr;
     lengths.seqlens_k = used.data;
     lengths.block_table = table.data;
     lengths.block_table_stride = table.stride;
     lengths.table_width = call.table_width;
-    lengths.lse_stride = offsets_ ? 0 : call.attention.lse_strides[0];
+    lengths.lse_stride = lse_rows(call.attention);
     launch_lengths(device, *kernel.attention, packed(call.attention), lengths, input(kQ), stream);
   }
 
  private:
   const TensorView& input(int number) const { return *inputs[number].tensor; }
 
-  // With offsets, and as many rows as requests of one query at most, each has one.
-  bool has_one_query() const { return offsets_ && most_queries_ == 1 && input(kQ).sizes[0] == input(kTable).sizes[0]; }
-
-  bool has_few_rows(const DecodeCall& call) const {
-    return (!offsets_ || has_one_query()) && call.rows() > 0 && call.rows() <= kFewRows;
-  }
-
   // q and out [requests, queries, heads, columns], or with offsets all rows as those of one request.
   DecodeCall call_for(const std::vector<Place>& places) const {
     const auto rows = [&](const void* data, const int64_t* sizes, const int64_t* strides, bool is_written) {
       if (!offsets_) return tensor_for_tma(type, data, sizes, strides, is_written);
-      const bool one = has_one_query();
-      const int64_t extents[] = {one ? sizes[0] : 1, one ? 1 : sizes[0], sizes[1], sizes[2]};
+      const int64_t extents[] = {have_one_ ? sizes[0] : 1, have_one_ ? 1 : sizes[0], sizes[1], sizes[2]};
       const int64_t all[] = {strides[0], strides[0], strides[1], strides[2]};
       return tensor_for_tma(type, data, extents, all, is_written);
     };
@@ -145,6 +130,7 @@ struct FlashAttentionPaged final : PairOp {
     const int64_t of_rows[] = {offsets_ ? lse[1] : lse[0], offsets_ ? lse[0] : lse[1], offsets_ ? lse[1] : lse[2]};
     std::copy(of_rows, of_rows + 3, a.lse_strides);
     set_options(options_, &a);
+    call.packed = offsets_ && !have_one_;
     call.table_width = input(kTable).sizes[1];
     call.num_splits = num_splits_;
     return call;
@@ -154,8 +140,26 @@ struct FlashAttentionPaged final : PairOp {
     return t.extents[0] == 1 || t.extents[1] == 1 || t.strides[0] == t.extents[1] * t.strides[1];
   }
 
+  // How many rows lie between two requests in lse, whose rows tiles have numbers of. 0: there is one request; -1: no whole rows.
+  static int64_t lse_rows(const AttentionCall& call) {
+    if (call.batches() == 1) return 0;
+    const int64_t between = call.lse_strides[0], row = call.sq() > 1 ? call.lse_strides[2] : between;
+    return between % row == 0 && between / row <= kMaxExtent / call.batches() ? between / row : -1;
+  }
+
+  // Why no kernel takes the rows of all requests as those of one; "" if one may.
+  std::string why_not_packed(const DecodeCall& call) const {
+    const int64_t page = call.attention.sk(), keys = page * call.table_width;
+    if (!can_number(page, call.table_width) || keys + most_queries_ > kMaxExtent) {
+      return "block_table lists more keys than a kernel can number";
+    }
+    if (!is_packed(call.attention.q) || !is_packed(call.attention.out)) return "sequences of q or out do not lie one behind the other";
+    return lse_rows(call.attention) < 0 ? "sequences of lse do not lie whole rows apart" : "";
+  }
+
   // The rows of all requests as those of one.
   AttentionCall packed(AttentionCall call) const {
+    if (call.sq() == 1) call.lse_strides[2] = call.lse_strides[0];
     for (AttentionTensor* t : {&call.q, &call.out}) {
       if (t->extents[1] == 1) t->strides[1] = t->strides[0];
       t->extents[1] *= t->extents[0];
@@ -165,6 +169,7 @@ struct FlashAttentionPaged final : PairOp {
   }
 
   const TensorView* offsets_;  // NULL: none
+  bool have_one_;  // each sequence one query, in its row, with offsets: tileops/ops/flash_attention_paged.py
   int64_t most_queries_, num_splits_;
   AttentionOptions options_;
 

@@ -1,5 +1,7 @@
 // flash_attention_varlen(Tensor q, Tensor k, Tensor v, Tensor cu_seqlens_q, Tensor cu_seqlens_k, int max_seqlen_q,
 //     int max_seqlen_k, *, Tensor? seqused_k=None, ...options of flash_attention...[, Tensor(a!) out, Tensor(b!) lse])
+#include <algorithm>
+
 #include "attention_check.h"
 #include "attention_lengths.h"
 #include "attention_options.h"
@@ -43,8 +45,9 @@ struct FlashAttentionVarlen final : PairOp {
     check_options(kOp, q, args, kOptions, sinks);
     out_sizes() = {q.sizes[0], q.sizes[1], v.sizes[2]};
     lse_sizes() = {q.sizes[1], q.sizes[0]};
-    most_queries_ = args.value<int64_t>(kMaxQ);
-    options_ = read_options(args, kOptions, sinks, most_queries_, args.value<int64_t>(kMaxK), q.sizes[2]);
+    most_queries_ = std::min(args.value<int64_t>(kMaxQ), q.sizes[0]);
+    most_keys_ = std::min(args.value<int64_t>(kMaxK), k.sizes[0]);
+    options_ = read_options(args, kOptions, sinks, most_queries_, most_keys_, q.sizes[2]);
   }
 
   ChosenKernel choose_kernel(const Device& device, const std::vector<Place>& places) const override {
@@ -67,6 +70,7 @@ struct FlashAttentionVarlen final : PairOp {
     Lengths lengths = {};
     lengths.requests = input(kOffsetsQ).sizes[0] - 1;
     lengths.most_queries = most_queries_;
+    lengths.most_keys = most_keys_;
     lengths.cu_seqlens_q = q.data;
     lengths.cu_seqlens_k = k.data;
     lengths.seqlens_k = used.data;
@@ -98,7 +102,7 @@ struct FlashAttentionVarlen final : PairOp {
   }
 
   const TensorView* used_;  // NULL: none
-  int64_t most_queries_;
+  int64_t most_queries_, most_keys_;  // of a sequence
   AttentionOptions options_;
 };
 

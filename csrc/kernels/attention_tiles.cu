@@ -87,7 +87,9 @@ TILEOPS_KERNEL(attention_tiles, attention_tiles_params, kThreads, 1) {
     of.queries = queries_of(p, request, site(16));
     of.first = p.cu_seqlens_q ? element(p.cu_seqlens_q, request, site(17)) : request * p.queries;
     of.first_key = p.cu_seqlens_k ? element(p.cu_seqlens_k, request, site(18)) : request;
-    of.keys = p.seqlens_k ? element(p.seqlens_k, request, site(19)) : element(p.cu_seqlens_k, request + 1, site(20)) - of.first_key;
+    of.keys = p.most_keys;
+    if (p.cu_seqlens_k) of.keys = min(of.keys, element(p.cu_seqlens_k, request + 1, site(19)) - of.first_key);
+    if (p.seqlens_k) of.keys = min(of.keys, element(p.seqlens_k, request, site(20)));
     of.lse = p.lse_stride ? request * p.lse_stride : of.first;
     place = list(p, place, of, site(21));
     place = list(p, place, left_out(p, request, site(22)), site(23));

@@ -14,8 +14,8 @@ struct attention_tiles_params {
   int32_t* tile_count;  // [1]
   int32_t requests, queries;
   int32_t all_queries;   // rows of q
-  int32_t most_queries;  // of a request: the rest of a longer one is left out
-  int32_t lse_stride;    // between requests; 0: lse has the rows of q
+  int32_t most_queries, most_keys;  // of a request: the rest of a longer one is left out
+  int32_t lse_stride;    // rows of lse between requests; 0: lse has the rows of q
   int32_t rows;          // of a tile
 };
 

@@ -249,6 +249,7 @@ cudaError_t launch_row(const cudaLaunchConfig_t& config, const void* kernel, voi
     fake::record_launch(v.name);
     const std::string op = v.op;
     if (op == "merge_attention") fake::merge_attention(v, grid, arguments[0]);
+    if (op == "mla_combine") fake::combine(v, grid, arguments[0]);
     if (op == "softmax") rows(v, grid, *static_cast<tileops::softmax_params*>(arguments[0]), softmaxed);
     if (op == "rms_norm") {
       const auto& p = *static_cast<tileops::rms_norm_params*>(arguments[0]);

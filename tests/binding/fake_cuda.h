@@ -7,6 +7,7 @@
 
 #include <initializer_list>
 
+#include "kernels/split_schedule_params.h"
 #include "variant.h"
 
 namespace fake {
@@ -39,8 +40,12 @@ Map map_of(const tileops::tensor_map& bytes, unsigned rank, std::initializer_lis
 // Each computes what was launched.
 void launch_gemm(const tileops::ProductVariant& v, const cudaLaunchConfig_t& config, const void* params);
 void launch_attention(const tileops::AttentionVariant& v, const cudaLaunchConfig_t& config, const void* params);
+void launch_lengths(const tileops::AttentionVariant& v, const cudaLaunchConfig_t& config, const void* params);
+void launch_decode(const tileops::DecodeVariant& v, const cudaLaunchConfig_t& config, const void* params);
 void launch_mla(const tileops::MlaVariant& v, const cudaLaunchConfig_t& config, const void* params);
-bool launch_split_schedule(const void* kernel, const void* params);  // false: it is another kernel
+bool launch_by_hand(const cudaLaunchConfig_t& config, const void* kernel, const void* params);  // false: it is another kernel
+const tileops::split_schedule_params& last_schedule();
+void combine(const tileops::RowVariant& v, dim3 grid, const void* params);
 void merge_attention(const tileops::RowVariant& v, dim3 grid, const void* params);
 
 }  // namespace fake

@@ -12,6 +12,7 @@
 namespace {
 
 using tileops::AttentionVariant;
+using tileops::DecodeVariant;
 using tileops::MlaVariant;
 using tileops::ProductVariant;
 
@@ -53,6 +54,10 @@ const AttentionVariant* attention(const void* kernel) {
   return find(tileops::attention_variants, tileops::attention_variant_count, kernel);
 }
 
+const DecodeVariant* decode(const void* kernel) {
+  return find(tileops::decode_variants, tileops::decode_variant_count, kernel);
+}
+
 const MlaVariant* mla(const void* kernel) { return find(tileops::mla_variants, tileops::mla_variant_count, kernel); }
 
 // Of a persistent kernel; 0 of another.
@@ -63,6 +68,7 @@ struct Shape {
 Shape shape_of(const void* kernel) {
   if (const auto* v = product(kernel)) return {v->threads, v->shared_bytes};
   if (const auto* v = attention(kernel)) return {v->threads, v->shared_bytes};
+  if (const auto* v = decode(kernel)) return {v->threads, v->shared_bytes};
   if (const auto* v = mla(kernel)) return {v->threads, v->shared_bytes};
   return {};
 }
@@ -125,14 +131,15 @@ cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessor(int* blocks, const voi
 cudaError_t cudaLaunchKernelExC(const cudaLaunchConfig_t* config, const void* kernel, void** arguments) {
   if (fake::launch_fails()) return cudaErrorLaunchFailure;
   const Shape shape = shape_of(kernel);
-  if (fake::launch_split_schedule(kernel, arguments[0])) return cudaSuccess;
+  if (fake::launch_by_hand(*config, kernel, arguments[0])) return cudaSuccess;
   if (!shape.threads) return fake::launch_row(*config, kernel, arguments);
   const bool right = int(config->blockDim.x) == shape.threads && int(config->dynamicSmemBytes) == shape.shared_bytes &&
-                     config->stream == reinterpret_cast<cudaStream_t>(0x5) && (mla(kernel) || config->gridDim.y == 1) &&
-                     config->gridDim.z == 1;
+                     config->stream == reinterpret_cast<cudaStream_t>(0x5) &&
+                     (mla(kernel) || decode(kernel) || config->gridDim.y == 1) && config->gridDim.z == 1;
   if (!right) abort();
   if (const auto* v = product(kernel)) fake::launch_gemm(*v, *config, arguments[0]);
   if (const auto* v = attention(kernel)) fake::launch_attention(*v, *config, arguments[0]);
+  if (const auto* v = decode(kernel)) fake::launch_decode(*v, *config, arguments[0]);
   if (const auto* v = mla(kernel)) fake::launch_mla(*v, *config, arguments[0]);
   return cudaSuccess;
 }

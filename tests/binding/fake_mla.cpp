@@ -1,5 +1,5 @@
-// The made-up CUDA's MLA decode: the schedule gives each request to nobody, the kernel computes all of them in double, through the
-// tensor maps and numbers that it was given, and the merge finds nothing to do.
+// The made-up CUDA's MLA decode: the kernel computes all requests in double, through the tensor maps and numbers that it was given,
+// and the merge finds nothing to do.
 #include <cuda_runtime_api.h>
 #include <math.h>
 #include <stdlib.h>
@@ -8,13 +8,8 @@
 #include <vector>
 
 #include "fake_cuda.h"
-#include "kernels/attention_tiles_params.h"
-#include "kernels/split_schedule_params.h"
 #include "mla_decode_sm_90a_params.h"
 #include "variant.h"
-
-extern "C" void split_schedule(tileops::split_schedule_params) {}
-extern "C" void attention_tiles(tileops::attention_tiles_params) {}
 
 namespace tileops {
 
@@ -27,9 +22,6 @@ static const char places[8] = {};  // their addresses are the kernels
 // None for the other pages of f16.
 extern const MlaVariant mla_variants[] = {MLA(bf16, 0), MLA(f16, 0), MLA(bf16, 64), MLA(bf16, 1), {}};
 extern const int mla_variant_count = sizeof(mla_variants) / sizeof(mla_variants[0]) - 1;
-
-extern const DecodeVariant decode_variants[] = {{}};
-extern const int decode_variant_count = 0;
 
 }  // namespace tileops
 
@@ -78,20 +70,13 @@ void compute(const tileops::MlaVariant& v, const Params& p, const fake::Map& q, 
 
 namespace fake {
 
-bool launch_split_schedule(const void* kernel, const void* params) {
-  if (kernel != reinterpret_cast<const void*>(&split_schedule)) return false;
-  const auto& p = *static_cast<const tileops::split_schedule_params*>(params);
-  if (p.block != 64 || p.parts < 1 || p.heads != 1 || p.seen != INT32_MAX) abort();
-  std::fill_n(p.schedule, p.parts * 8, 0);
-  std::fill_n(p.first_split, p.items + 1, 0);
-  std::fill_n(p.split_items, p.parts, -1);
-  return true;
-}
-
 void launch_mla(const tileops::MlaVariant& v, const cudaLaunchConfig_t& config, const void* params) {
   const auto& p = *static_cast<const Params*>(params);
   const bool grid = int(config.gridDim.x) == (p.rows + v.bm - 1) / v.bm && int(config.gridDim.y) == p.parts;
   const bool unit = (p.unit & (p.unit - 1)) == 0 && p.unit >= 1 && p.unit <= 64 && p.page % p.unit == 0;
+  const tileops::split_schedule_params& dealt = last_schedule();
+  const bool all = dealt.items == p.n && dealt.heads == 1 && dealt.block == v.block && dealt.seen == INT32_MAX;
+  if (!all || dealt.parts != p.parts || dealt.schedule != p.schedule || dealt.cache_seqlens != p.cache_seqlens) abort();
   if (!grid || !unit || p.unit < v.unit || (v.unit == 0 && p.page != v.block)) abort();
   record_launch(v.name, {p.page, p.unit, p.splits});
   const int type = int(v.x);

@@ -41,6 +41,17 @@ def pages():
     return torch.zeros(2, 2, dtype=torch.int32), torch.ones(2, dtype=torch.int64)
 
 
+def packed(x):
+    """q, k, v and what follows for flash_attention_varlen; the offsets are copied."""
+    offsets = torch.tensor([0, 10, 16])
+    return x.view(16, 8, 64), x.view(32, 4, 64), x.view(32, 4, 64), offsets, 2 * offsets, 10, 20
+
+
+def chunks(x, rows):
+    """q, caches, table and lengths for flash_attention_paged."""
+    return x.view(128, 64)[: 2 * rows].view(2, rows, 1, 64), *[x.view(8, 16, 1, 64)] * 2, *pages()
+
+
 def merged(x):
     return x.view(8, 64, 16), torch.zeros(64, 8), x.view(8, 64, 16), torch.zeros(64, 8)
 
@@ -83,6 +94,23 @@ CALLS = {
     ),
     "attention, descale": lambda o, x, w: refused(RuntimeError, o.flash_attention, *attention(x), k_descale=w),
     "explain attention": lambda o, x, w: o._explain_flash_attention(*attention(x), scale=0.5, sinks=w[:8]),
+    "varlen": lambda o, x, w: o.flash_attention_varlen(*packed(x), seqused_k=torch.ones(2, dtype=torch.int64), softcap=2.0),
+    "varlen, out": lambda o, x, w: o.flash_attention_varlen.out(
+        *packed(x), out=gaps(16, 8, 72)[..., :64], lse=torch.empty(8, 16)
+    ),
+    "varlen, out with gaps": lambda o, x, w: o.flash_attention_varlen.out(
+        *packed(x), out=gaps(16, 8, 65)[..., :64], lse=torch.empty(8, 16)
+    ),
+    "varlen, bad offsets": lambda o, x, w: refused(ValueError, o.flash_attention_varlen, *packed(x)[:4], w, 10, 20),
+    "explain varlen": lambda o, x, w: o._explain_flash_attention_varlen(*packed(x), sinks=w[:8]),
+    "paged, many rows": lambda o, x, w: o.flash_attention_paged(*chunks(x, 64), sinks=w[:1]),
+    "paged, decode": lambda o, x, w: o.flash_attention_paged(*chunks(x, 4)),
+    "paged, copies": lambda o, x, w: o.flash_attention_paged(
+        x[:64].view(2, 4, 2, 64), *[x.view(8, 16, 1, 64)] * 2, *pages(), sinks=w[:2], num_splits=1
+    ),
+    "paged, decode out": lambda o, x, w: o.flash_attention_paged.out(
+        *chunks(x, 4), out=gaps(2, 4, 1, 72)[..., :64], lse=torch.empty(2, 1, 4)
+    ),
     "paged": lambda o, x, w: o.flash_attention_paged(x[:16].view(2, 1, 8, 16), *[x[:64].view(2, 8, 4, 16)] * 2, *pages()),
     "mla": lambda o, x, w: o.mla_decode(x[:2].view(2, 1, 4, 4), x.view(64, 8, 16)[..., :4], *pages(), 0.5, head_dim_v=3),
     "merge": lambda o, x, w: o.merge_attention(*merged(x)),

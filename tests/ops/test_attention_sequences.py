@@ -94,6 +94,16 @@ def test_rows_that_no_sequence_has(device):
         assert_attention(out[rows], lse[:, rows], q[rows], k[rows], v[rows])
 
 
+def test_the_rest_of_a_longer_sequence_is_left_out(device):
+    """As if it were not there: masks are aligned with what is left."""
+    q, k, v = varlen([9, 2], [9, 4], torch.float32, device)
+    index = offsets([9, 2], device), offsets([9, 4], device)
+    out, lse = tileops.flash_attention_varlen(q, k, v, *index, 5, 7, causal=True)
+    assert_attention(out[:5], lse[:, :5], q[:5], k[:7], v[:7], causal=True)
+    assert_attention(out[9:], lse[:, 9:], q[9:], k[9:], v[9:], causal=True)
+    assert not out[5:9].any() and (lse[:, 5:9] == -INF).all()
+
+
 def sequences(lengths, dtype, device, heads=2, dim=16, seed=5):
     return [normal(length, heads, dim, dtype=dtype, device=device, seed=seed + b) for b, length in enumerate(lengths)]
 
@@ -174,6 +184,26 @@ def test_packed_queries(device, name):
         assert out.shape == (26, 4, 24) and lse.shape == (4, 26)
         for parts in zip(cut(out, rows), cut(lse, rows, 1), cut(q, rows), k, v):
             assert_attention(*parts, **chosen)
+
+
+def test_one_query_of_each_sequence_is_in_its_row(device):
+    """Whatever the offsets say."""
+    k, v, cache = caches([13, 0, 7], 4, BF16, device)
+    q = packed([1] * 3, 4, 16, BF16, device, 1)
+    for index in ([0, 1, 2, 3], [0, 0, 1, 2]):
+        given = {"cu_seqlens_q": torch.tensor(index, device=device), "max_seqlen_q": 1}
+        out, lse = tileops.flash_attention_paged(q, *cache, **given, causal=True)
+        assert out.shape == (3, 4, 24) and lse.shape == (4, 3)
+        for b in range(3):
+            assert_attention(out[b : b + 1], lse[:, b : b + 1], q[b : b + 1], k[b], v[b], causal=True)
+
+
+def test_pages_without_keys(device):
+    _, _, cache = caches([0, 0], 4, BF16, device)
+    q = normal(2, 1, 4, 16, dtype=BF16, device=device)
+    for empty in (lambda t: t[:0], lambda t: t[:, :0]):
+        out, lse = tileops.flash_attention_paged(q, empty(cache[0]), empty(cache[1]), *cache[2:])
+        assert not out.any() and (lse == -INF).all()
 
 
 def test_number_of_splits_and_layouts_change_nothing(device):  # B23

@@ -18,7 +18,7 @@ class Packed:
         self.starts, lengths = offsets[:-1], offsets.diff()
         if used is not None:
             lengths = torch.minimum(lengths, used.long())
-        self.lengths = lengths.clamp(min=0)
+        self.lengths = lengths.clamp(0, longest)
         self.longest = longest
 
     def rows(self, part: slice) -> tuple[Tensor, Tensor]:
@@ -55,7 +55,7 @@ class Pages:
         lengths = self.lengths[part, None]
         position = torch.arange(self.longest, device=cache.device)
         meant = position < lengths
-        if not cache.shape[0]:
+        if not cache.shape[0] or not self.page:
             return cache.new_zeros(*meant.shape, *cache.shape[2:])
         columns = -(-self.longest // self.page)
         first = torch.arange(columns, device=cache.device) * self.page

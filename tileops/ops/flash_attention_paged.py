@@ -83,7 +83,9 @@ def _formula(
 ) -> tuple[Tensor, Tensor]:
     o = options_of(q, causal, scale, window_left, window_right, softcap, sinks)
     keys = Pages(block_table, cache_seqlens, k_cache.shape[1])
-    queries = None if cu_seqlens_q is None else Packed(cu_seqlens_q, max_seqlen_q)
+    have_one = cu_seqlens_q is not None and max_seqlen_q == 1 and q.shape[0] == block_table.shape[0]
+    q = q[:, None] if have_one else q
+    queries = None if cu_seqlens_q is None or have_one else Packed(cu_seqlens_q, max_seqlen_q)
     rows = q.shape[1] if queries is None else max_seqlen_q
 
     def load(part: slice) -> Sequences:
@@ -94,7 +96,8 @@ def _formula(
 
     elements = cost(rows, keys.longest, q.shape[-2], k_cache.shape[2], q.shape[-1] + v_cache.shape[-1])
     if queries is None:
-        return attend_all(load, q.shape[0], elements, o)
+        out, lse = attend_all(load, q.shape[0], elements, o)
+        return (out[:, 0], lse[:, :, 0].mT) if have_one else (out, lse)
     return attend_packed(load, queries, q, v_cache.shape[-1], elements, o)
 
 
@@ -149,7 +152,8 @@ def flash_attention_paged(
         cu_seqlens_q: None, or [B + 1], int32 or int64: the queries are packed, those of sequence b in rows cu_seqlens_q[b] to
             cu_seqlens_q[b + 1] - 1.
         max_seqlen_q: with `cu_seqlens_q`, the number of queries of the longest sequence, or more; of a longer one the rest is
-            left out. Without it, 0 or Sq.
+            left out, as if it were not there. With 1 and as many rows as sequences, sequence b has row b, whatever
+            `cu_seqlens_q` says. Without `cu_seqlens_q`, 0 or Sq.
         causal: as in `flash_attention`, and so are the options below.
         scale: None is D**-0.5.
         window_left: -1: no limit.

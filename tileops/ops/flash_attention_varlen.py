@@ -199,7 +199,8 @@ def flash_attention_varlen(
         cu_seqlens_q: [B + 1], int32 (or int64, converted on the device), from 0 to total_q, not decreasing. Its values are not
             checked. Rows that no sequence has get out 0 and LSE -inf.
         cu_seqlens_k: [B + 1], likewise, for the keys.
-        max_seqlen_q: the number of queries of the longest sequence, or more; of a longer one the rest is left out.
+        max_seqlen_q: the number of queries of the longest sequence, or more; of a longer one the rest is left out, as if it
+            were not there.
         max_seqlen_k: the same for the keys. Both are numbers, so that nothing is read back from the device.
         seqused_k: None, or [B], int32 or int64: of the keys of each sequence, how many count (the first ones; masks are aligned
             with the last of them). The others may hold anything.

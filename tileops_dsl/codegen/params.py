@@ -8,7 +8,7 @@ CTYPES = {"int64": "int64_t", "int32": "int32_t", "float32": "float"}
 def param_fields(kernel: ir.Kernel) -> list[tuple[str, str, int]]:
     """(name, C type, count): tensor maps, pointers, extents, strides in elements, dtype codes of "any" tensors, scalars, flags.
 
-    Where TMA moves tensors, other vectors have unit stride, and maps know the length of rows that nothing else asks for.
+    Where TMA moves tensors, other vectors have unit stride, and maps know the length of rows that nothing else has or asks for.
     Extents of a row-wise kernel are 64-bit.
     """
     maps = plan.tma_tensors(kernel) if kernel.barriers else {}

@@ -1,0 +1,111 @@
+// The made-up CUDA's attention over a paged cache for a few queries of each request: the kernel computes all items whole, in double,
+// from the tensor maps, addresses and numbers that it was given; the merge finds nothing to do, in the same places.
+#include <cuda_runtime_api.h>
+#include <stdlib.h>
+
+#include <algorithm>
+
+#include "attention_decode_sm_90a_params.h"
+#include "fake_attention.h"
+#include "mla_combine_params.h"
+
+namespace tileops {
+
+#define DECODE(x, bn, dims, head_dim, head_dim_v, softcap, name)                                                      \
+  {"attention_decode", "attention_decode_sm_90a_" #x "_64x" #bn "x" dims name, Target::sm_90a, DType::x, 64, bn, head_dim, \
+   head_dim_v, softcap, 256, 4000 + __COUNTER__, {{64, 64, 128}, {64, bn, 128}, {64, bn, 128}}, &places[__COUNTER__]}
+
+static const char places[32] = {};  // their addresses are the kernels
+
+extern const DecodeVariant decode_variants[] = {
+    DECODE(bf16, 192, "128", 128, 128, false, ""),
+    DECODE(bf16, 128, "64", 64, 64, false, ""),
+    DECODE(bf16, 128, "64", 64, 64, true, "_softcap"),
+    DECODE(bf16, 96, "192x128", 192, 128, false, ""),
+    DECODE(f16, 128, "64", 64, 64, false, ""),
+    {}};
+extern const int decode_variant_count = sizeof(decode_variants) / sizeof(decode_variants[0]) - 1;
+
+}  // namespace tileops
+
+namespace {
+
+using Params = tileops::attention_decode_sm_90a_params;
+using fake::Heads;
+
+Params launched = {};  // the one whose results are to be merged; n is 0 where there is none
+
+void compute(const tileops::DecodeVariant& v, const Params& p, const Heads& q, const fake::Pages<Params>& keys, const Heads& out,
+             int64_t request, int64_t head, int64_t row) {
+  const int64_t length = static_cast<const int32_t*>(p.cache_seqlens)[request];
+  const int64_t own = length - p.rows / p.shared_by + row / p.shared_by;
+  const auto product = [&](int64_t key) {
+    const auto [page, slot] = keys.place(request, key);
+    double sum = 0;
+    for (int64_t c = 0; c < q.columns; ++c) sum += q(request, head, row, c) * keys.k(page, head, slot, c);
+    return sum;
+  };
+  const auto value = [&](int64_t key, int64_t c) {
+    const auto [page, slot] = keys.place(request, key);
+    return keys.v(page, head, slot, c);
+  };
+  const int64_t first = std::max<int64_t>(own - p.window_left, 0), end = std::min<int64_t>(own + 1 + p.window_right, length);
+  const auto [values, lse] = fake::attend(fake::scores_of(p, v.softcap, true, head, row), first, end, out.columns, product, value);
+  for (int64_t c = 0; c < out.columns; ++c) out.put(request, head, row, c, values[c]);
+  fake::store(p.lse, request * p.lse_stride[0] + head * p.lse_stride[1] + row * p.lse_stride[2], 3, lse);
+}
+
+void check(const tileops::DecodeVariant& v, const cudaLaunchConfig_t& config, const Params& p) {
+  const tileops::split_schedule_params& dealt = fake::last_schedule();
+  const int64_t queries = p.rows / p.shared_by;
+  const bool all = dealt.items == p.items && dealt.heads == p.kv_heads && p.items == p.n * p.kv_heads && dealt.block == v.bn &&
+                   dealt.seen == queries + p.window_left && dealt.parts == p.parts;
+  const bool same = dealt.schedule == p.schedule && dealt.first_split == p.first_split && dealt.cache_seqlens == p.cache_seqlens;
+  const bool grid = int(config.gridDim.x) == (p.rows + v.bm - 1) / v.bm && int(config.gridDim.y) == p.parts && config.numAttrs == 0;
+  const bool strides = p.schedule_stride[0] == 8 && p.schedule_stride[1] == 1 && p.partial_stride[0] == p.rows * p.dim_v &&
+                       p.partial_stride[1] == p.dim_v && p.partial_stride[2] == 1 && p.partial_lse_stride[0] == p.rows &&
+                       p.partial_lse_stride[1] == 1;
+  if (!all || !same || !grid || !strides || p.rows > v.bm || reinterpret_cast<uintptr_t>(&p) % 64 != 0) abort();
+}
+
+}  // namespace
+
+namespace fake {
+
+void launch_decode(const tileops::DecodeVariant& v, const cudaLaunchConfig_t& config, const void* params) {
+  const auto& p = *static_cast<const Params*>(params);
+  check(v, config, p);
+  const int type = int(v.x);
+  const Heads q = of_map(p.q, p.n, p.kv_heads, p.rows, v.head_dim, type, v.maps[0]);
+  const Pages<Params> keys(p, p.n, v.bn, v.head_dim, v.head_dim_v, v.maps, type);
+  const Heads out = of_strides(p.out, p.out_stride, p.dim_v, v.head_dim_v, type);
+  if (q.columns != keys.k.columns || out.columns != keys.v.columns || out.columns % 8 != 0) abort();
+  for (int64_t item = 0; item < p.items; ++item) {
+    for (int64_t row = 0; row < p.rows; ++row) compute(v, p, q, keys, out, item / p.kv_heads, item % p.kv_heads, row);
+  }
+  record_launch(v.name, {p.n, p.rows, p.page, p.unit, last_schedule().most_pieces});
+  if (last_schedule().most_pieces != 1) launched = p;
+}
+
+// Of attention_decode, or of mla_decode.
+void combine(const tileops::RowVariant& v, dim3 grid, const void* params) {
+  const auto& m = *static_cast<const tileops::mla_combine_params*>(params);
+  if (grid.x != (m.inner + v.rows_per_block - 1) / v.rows_per_block || grid.y != m.outer || grid.z != m.batch) abort();
+  const Params p = launched;
+  launched = {};
+  if (p.n == 0) return;
+  const bool same = m.out == p.out && m.lse == p.lse && m.partial == p.partial && m.partial_lse == p.partial_lse &&
+                    m.requests == p.items && m.outer == 1 && m.inner == p.rows && m.cols == p.dim_v && m.splits == p.splits;
+  if (!same) abort();
+  for (int64_t item = 0; item < p.items; ++item) {
+    const int64_t request = item / p.kv_heads, head = item % p.kv_heads;
+    for (int64_t row = 0; row < p.rows; ++row) {
+      const int64_t out = request * p.out_stride[0] + head * p.out_stride[1] + row * p.out_stride[2];
+      const int64_t lse = request * p.lse_stride[0] + head * p.lse_stride[1] + row * p.lse_stride[2];
+      if (out != item * m.out_stride[0] + row * m.out_stride[2]) abort();
+      if (lse != item * m.lse_stride[0] + row * m.lse_stride[2]) abort();
+    }
+  }
+}
+
+}  // namespace fake
