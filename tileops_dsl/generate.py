@@ -58,8 +58,8 @@ def write(directory: Path, files: dict[str, str]) -> None:
     earlier = json.loads(manifest.read_text()) if manifest.exists() else {"sources": []}
     names = set()
     for source in earlier["sources"]:
-        op, file = source["op"], source["file"]
-        names |= {file, file.replace(".cu", ".txt"), f"{op}_params.h", f"{op}_{source['target']}_params.h"}
+        file = source["file"]
+        names |= {file, file.replace(".cu", ".txt"), f"{source['params']}.h"}
     for name in names - set(files):
         (directory / name).unlink(missing_ok=True)
     for name, text in files.items():

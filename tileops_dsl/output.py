@@ -75,7 +75,8 @@ def files_of(kernels: list[Generated], targets: list[str]) -> dict[str, str]:
     for file, op, target in sorted({(f"{k.config.file}.cu", k.config.op, k.config.target) for k in kernels}):
         members = [k for k in kernels if f"{k.config.file}.cu" == file]
         files[file] = source_text(members)
-        sources.append({"file": file, "op": op, "target": target, "kernels": [k.config.name for k in members]})
+        entry = {"file": file, "op": op, "target": target, "params": members[0].params}
+        sources.append(entry | {"kernels": [k.config.name for k in members]})
     files |= {"registry.cpp": tables.registry(kernels), "schemas.h": tables.schemas(targets)}
     manifest = {"sources": sources, "kernels": {k.config.name: k.entry for k in kernels}}
     files["manifest.json"] = json.dumps(manifest, indent=1) + "\n"

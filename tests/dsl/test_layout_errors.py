@@ -200,7 +200,7 @@ def test_an_unknown_dtype_of_a_configuration():
 def test_options_of_an_attention_kernel(options, causal, found):
     with pytest.raises(TileError) as caught:
         AttentionConfig("flash_attention", "sm_90a", *2 * ("float16",), (128, 64, 64), 2, causal, options=options)
-    instead = "some of window, sinks, softcap, in this order; a window without causal"
+    instead = "some of lengths, paged, window, sinks, softcap, in this order; a window without causal, paged with lengths"
     assert str(caught.value) == f"configs/flash_attention.json has options {found}\n    Instead: {instead}"
 
 

@@ -19,6 +19,7 @@ PROGRAMS = ROOT / "tileops_dsl" / "kernels"
 SHORT = {"bfloat16": "bf16", "float16": "f16", "float32": "f32"}
 OPS = ("softmax", "rms_norm", "rms_norm_silu")
 MLA = ("mla_decode", "mla_decode_few")
+ATTENTION_FLAGS = ("causal", "lengths", "paged", "window", "sinks", "softcap")
 
 
 def rows(manifest: dict) -> dict[str, dict]:
@@ -65,9 +66,12 @@ def test_each_kernel_is_in_the_file_that_the_manifest_names(everything, kernel_t
             assert name.startswith(f"{begin}_{SHORT[entry['y']]}_{tile}_{layout}")
         elif name in attentions(everything.manifest):
             dv = f"x{entry['head_dim_v']}" * (entry["head_dim_v"] != entry["tile"][2])
-            flags = [flag for flag in ("causal", "window", "sinks", "softcap") if entry[flag]]
+            flags = [flag for flag in ATTENTION_FLAGS if entry[flag]]
             mask = ["full"] * (not (entry["causal"] or entry["window"]))
             assert name == "_".join([f"{begin}_{tile}{dv}", *mask, *flags])
+        elif entry["op"] == "attention_decode":
+            dv = f"x{entry['head_dim_v']}" * (entry["head_dim_v"] != entry["tile"][2])
+            assert name == f"{begin}_{tile}{dv}" + "_softcap" * entry["softcap"]
         elif entry["op"] in MLA:
             assert name == f"{begin}_{tile}" + f"_u{entry['unit']}" * (entry["unit"] > 0)
         else:
@@ -157,15 +161,16 @@ def test_registry_of_attention(everything):
         entry = everything.manifest["kernels"][name]
         sizes = [*entry["tile"], entry["head_dim_v"], entry["threads"], entry["shared_bytes"]]
         boxes = ", ".join(f"{{{', '.join(map(str, (*m['box'], m['swizzle'])))}}}" for m in entry["maps"].values())
-        flags = [str(entry[flag]).lower() for flag in ("causal", "window", "sinks", "softcap")]
+        flags = [str(entry[flag]).lower() for flag in ATTENTION_FLAGS]
         what = [f"Target::{entry['target']}", f"DType::{SHORT[entry['x']]}", *flags]
         assert (op, symbol, numbers) == (entry["op"], name, ", ".join([*what, *map(str, sizes), f"{{{boxes}}}"]))
-        assert list(entry["maps"]) == ["q", "k", "v", "out"]
+        mapped = ["q", "k", "v", *["out"] * (not entry["lengths"])] if entry["target"] == "sm_90a" else []
+        assert list(entry["maps"]) == mapped
     assert f"const int attention_variant_count = {len(found)};" in table
 
 
 def test_registry_of_mla(everything):
-    table = everything.files["registry.cpp"].partition("const MlaVariant")[2]
+    table = everything.files["registry.cpp"].partition("const MlaVariant")[2].partition("const DecodeVariant")[0]
     found = re.findall(ROW, table, re.M)
     assert [name for _, name, _, _ in found] == [n for n, k in everything.manifest["kernels"].items() if k["op"] in MLA]
     for op, name, numbers, symbol in found:
@@ -177,6 +182,23 @@ def test_registry_of_mla(everything):
         assert (op, symbol, numbers) == (entry["op"], name, ", ".join(what))
         assert list(entry["maps"]) == ["q", "kv_cache", *["out"] * (op == "mla_decode")]
     assert found and f"const int mla_variant_count = {len(found)};" in table
+
+
+def test_registry_of_decode(everything):
+    table = everything.files["registry.cpp"].partition("const DecodeVariant")[2].partition("const MlaVariant")[0]
+    found = re.findall(ROW, table, re.M)
+    decode = [n for n, k in everything.manifest["kernels"].items() if k["op"] == "attention_decode"]
+    assert [name for _, name, _, _ in found] == decode and found
+    for op, name, numbers, symbol in found:
+        entry = everything.manifest["kernels"][name]
+        boxes = ", ".join(f"{{{', '.join(map(str, (*m['box'], m['swizzle'])))}}}" for m in entry["maps"].values())
+        sizes = map(str, (*entry["tile"], entry["head_dim_v"]))
+        softcap = str(entry["softcap"]).lower()
+        what = [f"Target::{entry['target']}", f"DType::{SHORT[entry['x']]}", *sizes, softcap]
+        what += [str(entry["threads"]), str(entry["shared_bytes"]), f"{{{boxes}}}"]
+        assert (op, symbol, numbers) == (entry["op"], name, ", ".join(what))
+        assert list(entry["maps"]) == ["q", "k", "v"]
+    assert f"const int decode_variant_count = {len(found)};" in table
 
 
 def test_measurements_are_rows_of_the_registry():
@@ -228,10 +250,6 @@ def test_two_rows_of_one_name_are_refused():
         output.files_of([kernel, kernel], ["portable"])
 
 
-def params_of(entry: dict) -> str:
-    return f"{entry['op']}_{entry['target']}_params" if "tile" in entry else f"{entry['op']}_params"
-
-
 def run_cpp(tmp_path, text: str, *flags: str) -> str:
     (tmp_path / "program.cpp").write_text(text)
     command = ["g++", "-std=c++17", "-Wall", "-Werror", "-Wno-invalid-offsetof", *flags, "program.cpp", "-o", "program"]
@@ -242,7 +260,8 @@ def run_cpp(tmp_path, text: str, *flags: str) -> str:
 def test_registry_compiles(smoke, tmp_path):
     """With kernels of the declared type; and its rows have the manifest's numbers in C++ as well."""
     kernels = smoke.manifest["kernels"]
-    stubs = "\n".join(f'extern "C" void {name}(tileops::{params_of(entry)}) {{}}' for name, entry in kernels.items())
+    params = {name: source["params"] for source in smoke.manifest["sources"] for name in source["kernels"]}
+    stubs = "\n".join(f'extern "C" void {name}(tileops::{params[name]}) {{}}' for name in kernels)
     headers = "\n".join(f'#include "{path.name}"' for path in smoke.path.glob("*_params.h"))
     text = f"""#include <stdio.h>
         {headers}
@@ -269,7 +288,8 @@ def test_registry_compiles(smoke, tmp_path):
         columns = k["maps"]["a"]["box"][0] if k.get("maps") else 0
         numbers.append((name, (k["tile"][1], columns, k["shared_bytes"])))
     for name, k in attentions(smoke.manifest).items():
-        numbers.append((name, (k["tile"][2], k["maps"]["out"]["box"][1], k["shared_bytes"])))
+        rows_of_out = k["maps"]["out"]["box"][1] if "out" in k["maps"] else 0
+        numbers.append((name, (k["tile"][2], rows_of_out, k["shared_bytes"])))
     assert printed == [f"{kernels[name]['op']} {name} {' '.join(map(str, values))}" for name, values in numbers]
 
 

@@ -181,6 +181,27 @@ def test_tensor_of_another_program():
         T.copy(tile, stolen[0][0, 0])  # here
 
 
+@rejected("x is cut in another way than some of its rows", "x[a, b : b + n, c]")
+def test_a_slice_without_an_end(x: X):
+    with T.Kernel(1, threads=128):
+        tile = T.alloc_fragment((4, 128), "float32")
+        T.copy(tile, x[0:, 0])  # here
+
+
+@rejected("x[0, 0] up to 4 is read as a number", "an index for each dimension")
+def test_rows_are_no_number(x: X):
+    with T.Kernel(1, threads=128):
+        tile = T.alloc_fragment((4, 128), "float32")
+        T.fill(tile, x[0:4, 0])  # here
+
+
+@rejected("x is cut where that means nothing", "T.copy(fragment, x[a, b : b + n, c]), its rows")
+def test_rows_of_a_load(x: X):
+    with T.Kernel(1, threads=128):
+        tile = T.alloc_fragment((4, 128), "float32")
+        T.copy(x[0:4, 0], tile)  # here
+
+
 def test_every_error_of_the_language_has_a_test():
     words, others = neighbour("test_errors"), map(neighbour, ("test_role_errors", "test_ws", "test_down_rows"))
     programs = [p for module in (words, *others, sys.modules[__name__]) for p in programs_of(module)]
