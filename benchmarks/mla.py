@@ -1,8 +1,9 @@
-"""`python -m benchmarks.mla`: mla_decode beside FlashMLA, interleaved in one process; without FlashMLA, alone.
+"""`python -m benchmarks.mla`: mla_decode beside FlashMLA and TileLang, interleaved in one process; alone without them.
 
 Pages in random order, of 64 tokens unless the label says otherwise (FlashMLA has no others), bfloat16, each result checked
 against float64. Times are of a whole call: the schedule, the kernel, the merge of split requests; FlashMLA's as well, which is
-asked to make its schedule in each call.
+asked to make its schedule in each call. TileLang's kernel comes from the file that --tilelang names (mla_tilelang.py) and runs
+where it fills the GPU without splits.
 """
 
 import argparse
@@ -14,7 +15,7 @@ from typing import NamedTuple
 import torch
 
 import tileops
-from benchmarks import results, timing
+from benchmarks import mla_tilelang, results, timing
 from benchmarks.table import aligned
 from tileops.demo import Progress
 
@@ -55,12 +56,12 @@ PROBLEMS = [
 
 def inputs(problem: Problem, lengths: list[int]):
     counts = [-(-length // problem.page) for length in lengths]
-    order = torch.randperm(sum(counts), device="cuda", dtype=torch.int32)
-    table = torch.zeros(problem.batch, max(counts), device="cuda", dtype=torch.int32)
+    order = torch.randperm(sum(counts), device=timing.DEVICE, dtype=torch.int32)
+    table = torch.zeros(problem.batch, max(counts), device=timing.DEVICE, dtype=torch.int32)
     for request, pages in enumerate(order.split(counts)):
         table[request, : len(pages)] = pages
-    q = torch.randn(problem.batch, problem.queries, problem.heads, DIM, device="cuda", dtype=torch.bfloat16)
-    return q, torch.randn(len(order), problem.page, DIM, device="cuda", dtype=torch.bfloat16), table
+    q = torch.randn(problem.batch, problem.queries, problem.heads, DIM, device=timing.DEVICE, dtype=torch.bfloat16)
+    return q, torch.randn(len(order), problem.page, DIM, device=timing.DEVICE, dtype=torch.bfloat16), table
 
 
 def error(out, q, cache, table, lengths):
@@ -69,8 +70,8 @@ def error(out, q, cache, table, lengths):
     tokens = lengths[longest]
     keys = cache[table[longest].long()].reshape(-1, DIM)[:tokens].double()
     scores = torch.einsum("qhd,kd->qhk", q[longest].double(), keys) * SCALE
-    rows = torch.arange(q.shape[1], device="cuda")[:, None, None] + tokens - q.shape[1]
-    exact = scores.masked_fill(torch.arange(tokens, device="cuda") > rows, -torch.inf).softmax(-1) @ keys[:, :DIM_V]
+    rows = torch.arange(q.shape[1], device=q.device)[:, None, None] + tokens - q.shape[1]
+    exact = scores.masked_fill(torch.arange(tokens, device=q.device) > rows, -torch.inf).softmax(-1) @ keys[:, :DIM_V]
     return ((out[longest].double() - exact).abs().max() / exact.abs().max()).item()
 
 
@@ -82,20 +83,22 @@ def peer(lengths):
     return run
 
 
-def measure(problem: Problem, has_peer: bool, rounds: int) -> dict:
+def measure(problem: Problem, has_peer: bool, rounds: int, example: mla_tilelang.Example | None = None) -> dict:
     numbers = problem.lengths()
-    lengths = torch.tensor(numbers, device="cuda", dtype=torch.int32)
+    lengths = torch.tensor(numbers, device=timing.DEVICE, dtype=torch.int32)
     rows, tokens = problem.queries * problem.heads, sum(numbers)
     size = 2 * (tokens * DIM + problem.batch * rows * (DIM + DIM_V))
     count, calls = timing.rotation(size, timing.l2_bytes())
     calls = max(count, min(calls, 1 + (1 << 31) // (tokens * rows)))
     sets = [inputs(problem, numbers) for _ in range(count)]
-    contestants = {"tileops": lambda q, cache, table: tileops.mla_decode(q, cache, table, lengths, SCALE)[0]}
-    contestants |= {"flashmla": peer(lengths)} if has_peer else {}
-    errors = {name: error(fn(*sets[0]), *sets[0], numbers) for name, fn in contestants.items()}
+    contestants = {"tileops": (lambda q, cache, table: tileops.mla_decode(q, cache, table, lengths, SCALE)[0], sets)}
+    contestants |= {"flashmla": (peer(lengths), sets)} if has_peer else {}
+    if example and mla_tilelang.serves(example, problem):
+        contestants["tilelang"] = mla_tilelang.contestant(example, problem, lengths, sets, DIM_V, SCALE)
+    errors = {name: error(fn(*own[0]), *sets[0], numbers) for name, (fn, own) in contestants.items()}
     if not max(errors.values()) < TOLERANCE:
         raise SystemExit(f"benchmarks.mla: {problem.label}: wrong results, {errors}")
-    measured = timing.measure({name: timing.GraphReplay(fn, sets, calls) for name, fn in contestants.items()}, rounds)
+    measured = timing.measure({name: timing.GraphReplay(*given, calls) for name, given in contestants.items()}, rounds)
     us, peers = measured.us["tileops"], [name for name in contestants if name != "tileops"]
     return {
         "op": "mla_decode",
@@ -117,10 +120,13 @@ def main(arguments=None):
     text = "only the problems whose label contains this (repeatable)"
     parser.add_argument("--match", action="append", metavar="LABEL", help=text)
     parser.add_argument("--rounds", type=int, default=timing.ROUNDS)
+    text = "TileLang's example_mla_decode_paged.py, whose kernel is measured too (see benchmarks/mla_tilelang.py)"
+    parser.add_argument("--tilelang", type=Path, metavar="FILE", help=text)
     parser.add_argument("--out", type=Path, help="results file (default: benchmarks/results/<gpu>.jsonl)")
     options = parser.parse_args(arguments)
     if not torch.cuda.is_available():
         raise SystemExit("benchmarks.mla: torch sees no GPU; expected one, since only kernels are timed")
+    example = mla_tilelang.load(options.tilelang) if options.tilelang else None
     has_peer = all(importlib.util.find_spec(name) and importlib.import_module(name) for name in PEERS)
     path = options.out or results.RESULTS / f"{results.slug(torch.cuda.get_device_name())}.jsonl"
     chosen = [problem for problem in PROBLEMS if any(match in problem.label for match in options.match or [""])]
@@ -128,13 +134,16 @@ def main(arguments=None):
     for problem in chosen:
         progress.step(problem.label)
         with torch.no_grad():
-            written.append(measure(problem, has_peer and problem.page == PAGE, options.rounds))
+            written.append(measure(problem, has_peer and problem.page == PAGE, options.rounds, example))
         results.write(path, written[-1:])
         torch.cuda.empty_cache()
     progress.close()
-    ratios = [[r["ratios"].get("flashmla", "-")] * has_peer for r in written]
-    lines = [[r["workload"], r["us"], r["tflops"], r["gbps"], *own, r["error"]] for r, own in zip(written, ratios, strict=True)]
-    print(aligned([["mla_decode", "us", "TFLOP/s", "GB/s", *["vs flashmla"] * has_peer, "error"], *lines]))
+    names = [name for name in ("flashmla", "tilelang") if any(name in row["ratios"] for row in written)]
+    lines = [
+        [r["workload"], r["us"], r["tflops"], r["gbps"], *(r["ratios"].get(name, "-") for name in names), r["error"]]
+        for r in written
+    ]
+    print(aligned([["mla_decode", "us", "TFLOP/s", "GB/s", *(f"vs {name}" for name in names), "error"], *lines]))
 
 
 if __name__ == "__main__":

@@ -77,6 +77,23 @@ def test_it_is_mla_decode_but_for_that(device):
     assert torch.equal(out, wanted) and torch.equal(lse, torch.where(wanted_lse == -INF, INF, wanted_lse))
 
 
+@pytest.mark.parametrize(("heads", "kv_heads"), [(128, 1), (63, 3), (64, 8)])
+@pytest.mark.parametrize("causal", [False, True])
+def test_as_flashmlas_own_tests_call_it(device, heads, kv_heads, causal):
+    """bfloat16 and the device as defaults, inference mode, NaN in all unused slots and pages that are none past the end."""
+    tokens, cache = requests([0, 20, 140, 0, 1, 64], kv_heads, device, unused=2147480000)
+    q = normal(6, 2, heads, 576, dtype=BF16, device=device)
+    wanted = check(q, tokens, cache, causal=causal)
+    try:
+        torch.set_default_dtype(BF16)
+        with torch.inference_mode(), torch.device(device):
+            found = [flash_mla_with_kvcache(q, *cache, 512, *data, causal=causal)
+                     for data in (get_mla_metadata(), get_mla_metadata(cache[2], 2 * heads // kv_heads, kv_heads))]  # fmt: skip
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert all(torch.equal(*pair) for results in found for pair in zip(results, wanted))
+
+
 def test_nan_of_one_request_stays_there(device):
     tokens, cache = requests([100, 64], 1, device)
     q = normal(2, 1, 4, 576, dtype=BF16, device=device)
