@@ -165,7 +165,7 @@ class Buffer:
     shape: tuple[int, ...]
     dtype: str
     box: int | None = None
-    alias: View | None = None  # the tile lies over it
+    alias: View | Buffer | None = None  # the tile lies over it
     common: bool = False  # groups exchange through it: each writes its part, all read
 
     def __str__(self) -> str:
@@ -291,6 +291,7 @@ class Parallel(Stmt):
     vars: tuple[Var, ...]
     extents: tuple[int, ...]
     body: tuple[Stmt, ...]
+    stage: int = 0
 
 
 class Serial(Stmt):
@@ -307,6 +308,7 @@ class Pipelined(Stmt):
     body: tuple[Stmt, ...]
     start: Expr = ZERO
     step: int = 1
+    turns: bool = False  # groups issue their products one after the other
 
 
 class Persistent(Stmt):

@@ -118,7 +118,7 @@ class Meet(ir.Stmt):
 
 
 class Alone(ir.Stmt):
-    which: str  # the "last" group, or the one whose tile would be the "next"
+    which: str  # the "first" or the "last" group, or the one whose tile would be the "next"
     body: tuple[ir.Stmt, ...]
 
 

@@ -75,10 +75,16 @@ def _columns(w: Writer, stmt: ir.Parallel) -> int:
 def reduce(w: Writer, stmt: ir.Reduce) -> None:
     """Each thread its registers of a row, of which two of every four neighbours are; then the row's four lanes.
 
-    Or what each group has made of its columns, in the order of groups. Down the rows: each thread its registers of a column,
+    A partial sum is added to in the order of columns, so that each addition follows its exponential. Or what each group has made
+    of its columns, in the order of groups. Down the rows: each thread its registers of a column,
     two in each block of rows; then the column's eight lanes; or what each warp has made of its rows.
     """
     op, src, dst, value = stmt.op.title(), stmt.src, f"{stmt.dst.name}[x]", "own"
+    if stmt.partial and stmt.dim != 0:
+        with w.of_blocks():
+            row, own = f"{stmt.dst.name}[{w.fragments.row_register(w, 'x')}]", f"{ir.buffer_of(src).name}[{_register(w, src, '', '', stmt)}]"
+            w.each(f"{row} = {op}::combine({row}, {own});", "x", w.span(plan.own_columns(w.kernel, src.shape[1])))
+        return
     with w.loop("x", plan.registers(w.kernel, stmt.dst)):
         if src.scope == "shared":
             row, rows = w.fragments.kept(w, "x"), stmt.dst.shape[0]
@@ -178,8 +184,8 @@ def _register(w: Writer, tile: ir.Tile, start: str, odd: str | None, stmt: ir.St
     if isinstance(tile, ir.View):
         origin = tile.origin[1]
         match origin:
-            case ir.Const(value=0):
-                pass
+            case ir.Const(value=first):
+                terms += [str(w.span(first))] * (first > 0)
             case ir.Call(op="mul", args=(var, ir.Const(value=columns))):
                 terms.append(f"{w.number(var, 3)} * {w.span(columns)}")
             case _:

@@ -6,7 +6,7 @@ from itertools import groupby
 
 from tileops_dsl import ir, plan
 from tileops_dsl.codegen import role_statements as roles
-from tileops_dsl.codegen.moves import coordinates, copy, hint, store_pairs
+from tileops_dsl.codegen.moves import coordinates, copy, hint, load_tile, store_pairs
 from tileops_dsl.codegen.products import box_index, each_box, product, settle, turn_phase, wait_for_box
 from tileops_dsl.codegen.writer import Writer
 from tileops_dsl.schedule import At, Await, Issue, Meet, One, Retire, Sync
@@ -176,9 +176,7 @@ def _copy(w: Writer, stmt: ir.Copy) -> None:
     elif isinstance(dst, ir.Region):
         store_pairs(w, stmt)
     elif len(dst.shape) == 2:  # from shared memory
-        with w.loop("q", dst.shape[1] // 16):
-            chunk = w.declare_row(src, 16)
-            w.fragments.move(w, "load", ir.buffer_of(src), dst.name, f"q * {w.span(16)}", chunk, stmt)
+        load_tile(w, stmt)
     elif dst.scope == "fragment":
         with w.loop("x", plan.registers(w.kernel, dst)):
             w.line(f"{dst.name}[x] = load_shared({src.name}, {w.fragments.row(w, 'x')}, {w.site(stmt)});")

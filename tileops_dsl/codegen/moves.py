@@ -74,6 +74,10 @@ def copy(w: Writer, stmt: ir.Copy) -> None:
     if isinstance(stmt.dst, ir.Region):
         (_store_rows if len(stmt.src.shape) == 1 else store_pairs)(w, stmt)
         return
+    if len(stmt.dst.shape) == 2:
+        load_tile(w, stmt)
+        w.line(f"sync_warp({w.site(stmt)});")  # before one of its threads hands the tile back
+        return
     if stmt.dst.common:  # the group's or the warp's part, by one of the lanes that have the element
         with w.block(f"if ({w.fragments.keeper(w, True)})"), w.loop("x", plan.registers(w.kernel, stmt.src)):
             size = stmt.src.shape[0]
@@ -89,6 +93,14 @@ def copy(w: Writer, stmt: ir.Copy) -> None:
             place = f"thread + x * {layout.threads}"
             guard = f"if ({place} < {layout.extent}) " * (layout.extent % layout.threads > 0)
             w.line(f"{guard}store_shared({stmt.dst.name}, {place}, {stmt.src.name}[x], {w.site(stmt)});")
+
+
+def load_tile(w: Writer, stmt: ir.Copy) -> None:
+    """From shared memory into a fragment."""
+    src, dst = stmt.src, stmt.dst
+    with w.loop("q", dst.shape[1] // 16):
+        chunk = w.declare_row(src, 16)
+        w.fragments.move(w, "load", ir.buffer_of(src), dst.name, f"q * {w.span(16)}", chunk, stmt)
 
 
 def _store_rows(w: Writer, stmt: ir.Copy) -> None:

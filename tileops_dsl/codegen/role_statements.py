@@ -162,7 +162,8 @@ def pipelined(w: Writer, stmt: ir.Pipelined) -> None:
 
 def _alone(w: Writer, stmt: Alone) -> None:
     """The next tile is the group's if there was one before it, or none at all."""
-    with w.block("if (tile - clusters < tiles)" if stmt.which == "next" else f"if (group == {w.role.groups[-1]})"):
+    group = w.role.groups[0 if stmt.which == "first" else -1]
+    with w.block("if (tile - clusters < tiles)" if stmt.which == "next" else f"if (group == {group})"):
         body(w, stmt.body)
 
 

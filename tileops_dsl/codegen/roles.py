@@ -122,7 +122,8 @@ def _consumer(w: Writer, role: Role) -> None:
     numbers = {"own_row": f"{group_fragments.own_row(w)};  // the thread's first one of a tile"}
     for buffer, layout in kernel.layouts.items():
         if plan.is_common(kernel, buffer) and isinstance(layout, SharedTile):
-            numbers[f"{buffer.name}_offset"] = f"{group_fragments.offset(w, layout)};"
+            rows = f"(group - {first}) * {64 * w.blocks * layout.box_columns} + " * plan.divides_rows(kernel)
+            numbers[f"{buffer.name}_offset"] = f"{rows}{group_fragments.offset(w, layout)};"
     for name, number in numbers.items():
         if any(name in line for line in w.lines[start:]):
             w.lines.insert(start, f"    const int {name} = {number}")

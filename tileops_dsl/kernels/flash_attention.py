@@ -15,6 +15,9 @@ from tileops_dsl.kernels import attention as steps
 from tileops_dsl.kernels.flash_attention_config import AttentionConfig
 
 
+EARLY = 32  # columns of the scores that a product of the values overlaps with: fewer or more are slower (NOTES.md)
+
+
 def flash_attention(config: AttentionConfig):
     (bm, bn, d), dv = config.tile, config.head_dim_v  # at least those of the tensors: copies fill a tile up with zeros
     sub = math.gcd(dv, 64)  # columns of the output stored at a time
@@ -50,7 +53,9 @@ def flash_attention(config: AttentionConfig):
             k_tile = T.alloc_shared((bn, d), config.x)
             v_tile = T.alloc_shared((bn, dv), config.x)
             if not config.lengths:
-                o_tile = T.alloc_shared((bm, sub), config.x)
+                o_tile = T.alloc_shared((bm, sub), config.x, alias=q_tile if config.o_over_q else None)
+            if config.q_registers:
+                q_half = T.alloc_fragment((bm, d), config.x)
             s = T.alloc_fragment((bm, bn), "float32")
             p_half = T.alloc_fragment((bm, bn), config.x)
             o = T.alloc_fragment((bm, dv), "float32")
@@ -83,7 +88,11 @@ def flash_attention(config: AttentionConfig):
                 T.copy(q[batch, head, token, 0], q_tile, eviction_policy="evict_first")
                 T.fill(peak, -T.infinity())
                 T.fill(sums, 0.0)
-                for i in T.Pipelined(blocks, num_stages=config.stages):
+                if config.late_rescale:
+                    T.fill(o, 0.0)
+                if config.q_registers:
+                    T.copy(q_tile, q_half)
+                for i in T.Pipelined(blocks, num_stages=config.stages, turns=config.turns):
                     key = (of_step(i) if config.window else blocks - 1 - i) * bn
                     if config.paged:
                         of_page, place = steps.in_page(0, block_table, first_key, key + T.box_row(unit), k_len, page, inverse)
@@ -91,7 +100,7 @@ def flash_attention(config: AttentionConfig):
                         of_page, place = batch, first_key + key if config.lengths else key
                     T.copy(k[of_page, kv_head, place, 0], k_tile, eviction_policy="evict_last")
                     T.copy(v[of_page, kv_head, place, 0], v_tile, eviction_policy="evict_last")
-                    T.gemm(q_tile, k_tile, s, transpose_B=True, policy=by_rows, clear_accum=True)
+                    T.gemm(q_half if config.q_registers else q_tile, k_tile, s, transpose_B=True, policy=by_rows, clear_accum=True)
                     if config.softcap:
                         for r, c in T.Parallel(bm, bn):
                             s[r, c] = T.tanh(s[r, c] * cap_scale)
@@ -111,18 +120,26 @@ def flash_attention(config: AttentionConfig):
                         shift[r] = (finite(peak[r]) if may_see_none else peak[r]) * scale_log2
                         factor[r] = T.exp2(factor[r] * scale_log2 - shift[r])
                         sums[r] = sums[r] * factor[r]
-                    for r, c in T.Parallel(bm, bn):
-                        s[r, c] = T.exp2(s[r, c] * scale_log2 - shift[r])
-                    T.reduce_sum(s, sums, clear=False, partial=True)
-                    with T.If(i > 0):
-                        for r, c in T.Parallel(bm, dv):
-                            o[r, c] = o[r, c] * factor[r]
-                    for r, c in T.Parallel(bm, bn):
-                        p_half[r, c] = s[r, c]
+                    # The last product of the values runs beside the first columns: what it reads and writes is touched behind
+                    # them, so that rescaling and rounding go on beside the exponentials of the others.
+                    for begin, end in (0, EARLY), (EARLY, bn):
+                        scores, weights = s[:, begin:end], p_half[:, begin:end]
+                        for r, c in T.Parallel(bm, end - begin):
+                            scores[r, c] = T.exp2(scores[r, c] * scale_log2 - shift[r])
+                        T.reduce_sum(scores, sums, clear=False, partial=True)
+                        if begin == 0 and not config.late_rescale:
+                            with T.If(i > 0):
+                                for r, c in T.Parallel(bm, dv):
+                                    o[r, c] = o[r, c] * factor[r]
+                        for r, c in T.Parallel(bm, end - begin):
+                            weights[r, c] = scores[r, c]
                     if config.lengths:  # behind the last key, in the first block (or a window's first ones), 0 * NaN is NaN
                         with T.If(i < masked if config.window else i == 0):
                             T.fill(v_tile[T.max(k_len - key, 0) :, 0:dv], 0.0)
-                    T.gemm(p_half, v_tile, o, policy=by_rows, clear_accum=i == 0, stage=1)
+                    if config.late_rescale:
+                        for r, c in T.Parallel(bm, dv, stage=1):
+                            o[r, c] = o[r, c] * factor[r]
+                    T.gemm(p_half, v_tile, o, policy=by_rows, clear_accum=not config.late_rescale and i == 0, stage=1)
                 if config.sinks:
                     T.copy(sinks[head, row], sink, fill=0.0, absent=-T.infinity())
                 T.reduce_sum(sums, total)

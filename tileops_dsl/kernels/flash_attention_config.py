@@ -6,6 +6,9 @@ from build_backend.measured import MeasuredAttention
 from tileops_dsl.configs import SHORT, Config
 from tileops_dsl.errors import TileError
 
+Q_REGISTERS = 196  # that queries, scores, weights and output may have, 16 fewer with a window: more are spilled
+SHARED_BYTES = 226 * 1024  # that tiles may have beside barriers
+
 
 @dataclass(frozen=True)
 class AttentionConfig(Config):
@@ -32,7 +35,26 @@ class AttentionConfig(Config):
     params = property(lambda self: f"{self.op}_{self.target}{'_paged' * self.paged or '_lengths' * self.lengths}_params")
     plain = property(lambda self: not self.causal and not self.options)
     step = property(lambda self: f"{self.tile[1]} keys")
+    groups = property(lambda self: self.threads // 128)
+    # How it runs on warp groups (NOTES.md, "What the main loop does"). Three groups, which are few columns each, take turns.
+    warp_groups = property(lambda self: self.target == "sm_90a")
+    turns = property(lambda self: self.warp_groups and self.groups == 3)
+    late_rescale = property(lambda self: self.warp_groups and self.head_dim_v > 128)
     threads = property(lambda self: (self.warps or self.tile[0] // 64 * 4) * 32)  # that hold scores and output
+
+    @property
+    def q_registers(self) -> bool:
+        """Whether the queries stay in registers, beside scores, weights and output: shared memory is read the less."""
+        (_, keys, dim), dim_v = self.tile, self.head_dim_v
+        words = keys // 2 + keys // 4 + dim // 4 + dim_v // 2
+        return self.warp_groups and self.groups == 2 and words <= Q_REGISTERS - 16 * self.window
+
+    @property
+    def o_over_q(self) -> bool:
+        """Whether the output goes out through the queries' shared memory, where nothing else is left."""
+        (rows, keys, dim), dim_v = self.tile, self.head_dim_v
+        own = 2 * (rows * dim + self.stages * keys * (dim + dim_v) + rows * 128)
+        return self.warp_groups and own > SHARED_BYTES
 
     def __post_init__(self):
         super().__post_init__()

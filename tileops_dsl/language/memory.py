@@ -138,7 +138,8 @@ def alloc_fragment(shape: tuple[int, ...], dtype: str) -> Fragment:
 def alloc_shared(shape: tuple[int, ...], dtype: str, *, box: int | None = None, alias: Fragment | None = None) -> Fragment:
     """A tile of `shape` elements in shared memory; has as many stages as the T.Pipelined loop that it is used in asks for.
 
-    `box`: so many columns are ready, and free, by themselves. `alias`: it lies over that view, and has its boxes.
+    `box`: so many columns are ready, and free, by themselves. `alias`: it lies over that view, and has its boxes; or, outside
+    T.ws, over a whole tile, which nothing reads behind its first use.
     """
     return _alloc("shared", shape, dtype, box, alias and alias.buffer)
 
@@ -151,9 +152,10 @@ def _alloc(scope: str, shape: tuple[int, ...], dtype: str, box=None, alias=None)
     require(dtype in dtypes, f"a {kind} of {dtype!r}", f"one of {', '.join(dtypes)}", where)
     names, shape = written[1].split(", "), tuple(map(operator.index, shape))
     name = b.declare(names[list(b.names.values()).count(where) % len(names)])  # several are taken in the line's order
-    fits = not alias or (isinstance(alias, ir.View) and (alias.scope, alias.dtype, alias.shape) == ("shared", dtype, shape))
+    view = isinstance(alias, ir.View)
+    fits = not alias or ((alias.scope, alias.dtype) == ("shared", dtype) and (not view or alias.shape == shape))
     require(fits, f"{name} is to lie over what is no view of its shape and dtype", "alias=tile[:, a : a + n]", where)
-    box = box or (alias and alias.buffer.box)
+    box = box or (view and alias.buffer.box) or None
     whole = not box or (len(shape) == 2 and shape[1] % box == 0)
     require(whole, f"{name} of {list(shape)} has no boxes of {box} columns", "a number that divides its columns", where)
     buffer = ir.Buffer(name, scope, shape, dtype, box, alias)

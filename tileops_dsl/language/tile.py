@@ -16,8 +16,11 @@ __all__ = [
 ]  # fmt: skip
 
 
-def Parallel(*extents: int):
-    """for i, j in T.Parallel(rows, cols): element-wise assignments, spread over the threads by the fragments' layouts."""
+def Parallel(*extents: int, stage: int = 0):
+    """for i, j in T.Parallel(rows, cols): element-wise assignments, spread over the threads by the fragments' layouts.
+
+    `stage=1`, in front of the products of stage 1: it runs with them in the next iteration.
+    """
     b, where = builder(), here()
     require(not b.in_parallel, "T.Parallel inside T.Parallel", "one loop with all extents: for i, j in T.Parallel(m, n)", where)
     extents = tuple(map(operator.index, extents))
@@ -26,7 +29,7 @@ def Parallel(*extents: int):
     b.in_parallel = True
     yield Value(names[0]) if len(names) == 1 else tuple(map(Value, names))
     b.in_parallel = False
-    b.emit(ir.Parallel(where, names, extents, b.close()))
+    b.emit(ir.Parallel(where, names, extents, b.close(), stage))
 
 
 def serial(extent):
@@ -38,11 +41,12 @@ def serial(extent):
     b.emit(ir.Serial(where, var, to_expr(extent), b.close()))
 
 
-def Pipelined(*bounds, num_stages: int, pending: int = 0):
+def Pipelined(*bounds, num_stages: int, pending: int = 0, turns: bool = False):
     """for i in T.Pipelined(n, num_stages=4): the body n times in order; its copies run ahead by up to `num_stages` buffers.
 
     Also (start, n) and (start, n, step), as in range(). `pending`: products that may be unfinished when the next iteration
-    begins. Over views of a fragment, n is a constant.
+    begins. `turns`: of the groups of 128 threads one after the other issues an iteration's products, so that one's run beside
+    the others' arithmetic. Over views of a fragment, n is a constant.
     """
     b, where = builder(), here()
     if num_stages < 1 or pending not in (0, 1) or pending >= num_stages:
@@ -54,7 +58,7 @@ def Pipelined(*bounds, num_stages: int, pending: int = 0):
     (var,) = b.loop_vars(where, 1)
     b.open()
     yield Value(var)
-    b.emit(ir.Pipelined(where, var, to_expr(stop), num_stages, pending, b.close(), to_expr(start), step))
+    b.emit(ir.Pipelined(where, var, to_expr(stop), num_stages, pending, b.close(), to_expr(start), step, turns))
 
 
 def Persistent(*extents, group_size: int = 1, alternate: bool = False, zigzag: bool = False):

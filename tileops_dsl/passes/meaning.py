@@ -89,8 +89,9 @@ def _rounds(stmt: ir.Stmt, run: Run, values: Values) -> list[Values]:
             tiles = range(run.group, run.tiles, run.groups) if stmt.alternate else range(run.tiles)
             batch = [item.name for item in items]
             return [{row.name: t * run.ctas + run.cta, column.name: t + 1, **dict.fromkeys(batch, t + 2)} for t in tiles]
-        case Alone():
-            return [{}] if run.group == (run.tiles % run.groups if stmt.which == "next" else run.groups - 1) else []
+        case Alone(which=which):
+            group = {"first": 0, "last": run.groups - 1, "next": run.tiles % run.groups}[which]
+            return [{}] if run.group == group else []
         case At():
             value = number(stmt.value, values, True)
             return [{stmt.var.name: value}] if value >= 0 else []  # before the first iteration there is none

@@ -12,10 +12,10 @@ from dataclasses import replace
 
 from tileops_dsl import ir
 from tileops_dsl.errors import TileError, require
-from tileops_dsl.passes.products import Products, at_least_once
+from tileops_dsl.passes.products import Products, at_least_once, handed_back, lies_under, turns
 from tileops_dsl.passes.stores import anew, chunked, exchanged, fenced, last_wait, plain, stored, unrolled, uses
 from tileops_dsl.plan import is_common, is_load, is_store, operands, ring_of, tile_loop
-from tileops_dsl.schedule import Advance, Alone, Await, Chunks, Issue, Meet, Ring, Role, Signal
+from tileops_dsl.schedule import Advance, Alone, At, Await, Chunks, Issue, Meet, One, Retire, Ring, Role, Signal, Sync
 from tileops_dsl.targets import Target
 
 
@@ -80,18 +80,37 @@ def _produce(kernel: ir.Kernel, role: Role) -> Role:
     body: list[ir.Stmt] = []
     for stmt in tiles.body:
         if isinstance(stmt, ir.Pipelined):
-            steps = _loaded(kernel, stmt.body, stmt.var, stmt.location)
+            steps, last = _in_order_of_use(kernel, stmt, _loaded(kernel, stmt.body, stmt.var, stmt.location))
             if once:
                 at_least_once(stmt)
                 first = tuple(s for step in _loaded(kernel, once, stmt.var, stmt.location) for s in step)
                 steps.insert(1, [ir.If(stmt.location, ir.call("eq", stmt.var, 0), first)])
-            body.append(replace(stmt, body=tuple(s for step in steps for s in step)))
+            body += [replace(stmt, body=tuple(s for step in steps for s in step)), *last]
         elif body:
             problem = "a tile is loaded behind the loop whose product reads it"
             raise TileError(problem, "the copy in the loop, or in front of it", stmt.location)
         else:
             once.append(stmt)
     return replace(role, body=(replace(tiles, body=tuple(body)),))
+
+
+def _in_order_of_use(kernel: ir.Kernel, loop: ir.Pipelined, steps: list[list[ir.Stmt]]):
+    """What products of stage 1 read is loaded an iteration later, too; and those of the last iteration, behind the loop.
+
+    (Boxes of rows stay where they are, with the places that they share.)
+    """
+    late = {tile for s in ir.walk(kernel.body, ir.Gemm) if s.stage for tile in operands(s)}
+    loads = [next(s.op for s in step if isinstance(s, Issue)) for step in steps]
+    if not late or any(load.box_row for load in loads):
+        return steps, []
+    where, before, last = loop.location, ir.call("sub", loop.var, 1), ir.call("sub", loop.extent, 1)
+    at_least_once(loop)
+    later = [n for n, load in enumerate(loads) if load.dst in late]
+    in_loop = [
+        [ir.If(where, ir.call("lt", 0, loop.var), (At(where, loop.var, before, tuple(step)),))] if n in later else step
+        for n, step in enumerate(steps)
+    ]
+    return in_loop, [At(where, loop.var, last, tuple(s for n in later for s in steps[n]))]
 
 
 def _loaded(kernel: ir.Kernel, body, index: ir.Var, where: ir.Location) -> list[list[ir.Stmt]]:
@@ -112,15 +131,30 @@ def _consume(kernel: ir.Kernel, role: Role) -> Role:
         if isinstance(stmt, ir.Pipelined) and any(ir.walk(stmt.body, ir.Gemm)):
             body += products.pipelined(stmt, tiles.alternate)
         elif isinstance(stmt, ir.Pipelined):
-            body += products.straight([unrolled(stmt, kernel.rings, stores, ahead)])
+            over = [ring for ring in kernel.rings if set(lies_under(kernel, ring)) & set(uses((stmt,)))]
+            meet = [Sync(stmt.location, True)] if over else []  # all groups have read what lies there
+            body += [*meet, *products.straight([unrolled(stmt, kernel.rings, stores, ahead)])]
+            for ring in over:
+                body += [One(stmt.location, (Retire(stmt.location, "read", 0),)), *handed_back([ring], stmt.location)]
         else:
-            body += products.straight(stored(plain(stmt), ir.ZERO))
+            rings = _read_once(kernel, stmt)
+            body += [Await(stmt.location, f"{ring.prefix}full", ring.var) for ring in rings]
+            body += [*products.straight(stored(plain(stmt), ir.ZERO)), *handed_back(rings, stmt.location)]
     body = [*ahead, *anew(chunked(body + products.retire()), stores)]
     before, body, behind = _in_turns(body, tiles.location) if tiles.alternate else ((), body, ())
+    if any(loop.turns for loop in ir.walk(kernel.body, ir.Pipelined)):  # the first group's turn comes first
+        take, give = turns(kernel, tiles.location)
+        before, behind = (Alone(tiles.location, "last", (give,)),), (Alone(tiles.location, "first", (take,)),)
     rings = {buffer: f"{ring.prefix}full" for ring in kernel.rings for buffer in ring.buffers}
     common = {buffer: rings.get(buffer, "") for buffer in uses(role.body) if is_common(kernel, buffer)}
     body = fenced(exchanged((replace(tiles, body=tuple(body)),), set(), common), common, [])
     return replace(role, body=(*before, *body, *behind, *last_wait(stores)))
+
+
+def _read_once(kernel: ir.Kernel, stmt: ir.Stmt) -> list[Ring]:
+    """What the producer loads once for the tile, and the statement copies into registers."""
+    copies = isinstance(stmt, ir.Copy) and isinstance(stmt.dst, ir.Tile) and stmt.dst.scope == "fragment"
+    return [ring_of(kernel, stmt.src)] if copies and isinstance(stmt.src, ir.Tile) else []
 
 
 def _in_turns(body: list[ir.Stmt], where: ir.Location):

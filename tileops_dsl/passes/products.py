@@ -12,8 +12,8 @@ from dataclasses import replace
 from tileops_dsl import ir
 from tileops_dsl.errors import TileError, require
 from tileops_dsl.passes.stores import chunked
-from tileops_dsl.plan import named, operands, ring_of
-from tileops_dsl.schedule import Advance, At, Await, Issue, Retire, Ring, Signal
+from tileops_dsl.plan import consumers, named, operands, ring_of
+from tileops_dsl.schedule import Advance, At, Await, Issue, Meet, Retire, Ring, Signal, op_of
 
 
 class Products:
@@ -48,7 +48,7 @@ class Products:
         if not done:
             return []
         wait = Retire(done[-1].location, "product", pending, _results(self.since), tuple(done))
-        return [wait, *_handed_back(self.rings(done), wait.location)]
+        return [wait, *handed_back(self.rings(done), wait.location)]
 
     def awaited(self, stmt: ir.Stmt) -> list[ir.Stmt]:
         """Its first user in an iteration waits for what a ring has loaded."""
@@ -86,12 +86,13 @@ class Products:
             before, after = (_decided(part, loop.var, span, bound, within) for part in (early[:behind], early[behind:]))
             self.body = [*before, *after, *late]
             body = self.straight([*before, *of_before, *after])
+            body = _in_order(body, self.kernel) if loop.turns else body
             if loop.pending:  # the stage before is handed back
-                body += [Retire(where, "product", loop.pending), *_handed_back(self.rings(products), where, "before")]
+                body += [Retire(where, "product", loop.pending), *handed_back(self.rings(products), where, "before")]
             else:
                 body += self.retire()
             out.append(replace(loop, start=start, extent=extent, body=tuple(chunked(body))))
-        out += _handed_back(once, where)
+        out += handed_back([ring for ring in once if not lies_under(self.kernel, ring)], where)
         if late:
             out.append(At(late[0].location, loop.var, ir.call("sub", loop.extent, 1), tuple(self.straight(late))))
         elif loop.pending:
@@ -99,15 +100,35 @@ class Products:
         return out + [Advance(where, ring, loop.extent) for ring in self.rings(products) if alternate]
 
 
-def _handed_back(rings: list[Ring], where: ir.Location, which: str = "this") -> list[ir.Stmt]:
+def lies_under(kernel: ir.Kernel, ring: Ring) -> list[ir.Buffer]:
+    """The tiles that lie over those of a ring, which is handed back behind their last use."""
+    return [s.buffer for s in ir.walk(kernel.body, ir.Alloc) if s.buffer.alias in ring.buffers]
+
+
+def handed_back(rings: list[Ring], where: ir.Location, which: str = "this") -> list[ir.Stmt]:
     return [s for ring in rings for s in (Signal(where, f"{ring.prefix}empty", which), Advance(where, ring))]
 
 
-def _late(loop: ir.Pipelined) -> tuple[ir.Gemm, ...]:
-    """The products of stage 1, which end the body; no other one has their registers."""
-    late = tuple(s for s in loop.body if isinstance(s, ir.Gemm) and s.stage)
-    others = {tile for s in loop.body if isinstance(s, ir.Gemm) and not s.stage for tile in (s.a, s.c)}
-    if late != loop.body[len(loop.body) - len(late) :] or others & {tile for s in late for tile in (s.a, s.c)}:
+def _in_order(body: list[ir.Stmt], kernel: ir.Kernel) -> list[ir.Stmt]:
+    """A group waits for its turn, issues its products, and gives the next group its turn."""
+    issues = [n for n, s in enumerate(body) if any(isinstance(op_of(inner), ir.Gemm) for inner in ir.walk((s,), Issue))]
+    take, give = turns(kernel, body[issues[0]].location)
+    return [*body[: issues[0]], take, *body[issues[0] : issues[-1] + 1], give, *body[issues[-1] + 1 :]]
+
+
+def turns(kernel: ir.Kernel, where: ir.Location) -> tuple[Meet, Meet]:
+    """Group n of 1.. waits at the n-th named barrier behind those of each group and of all."""
+    group, groups = ir.Var("int32", "group"), len(consumers(kernel).groups)
+    following = ir.call("add", ir.call("mod", group, groups), groups + 2)
+    return Meet(where, ir.call("add", group, groups + 1), True), Meet(where, following, False)
+
+
+def _late(loop: ir.Pipelined) -> tuple[ir.Gemm | ir.Parallel, ...]:
+    """The products of stage 1, and what goes with them, which end the body; no other product has their registers."""
+    late = tuple(s for s in loop.body if getattr(s, "stage", 0))
+    products = [s for s in loop.body if isinstance(s, ir.Gemm)]
+    others = {tile for s in products if not s.stage for tile in (s.a, s.c)}
+    if late != loop.body[len(loop.body) - len(late) :] or others & {tile for s in products if s.stage for tile in (s.a, s.c)}:
         problem = "a product of stage 1 stands before other statements of the loop, or shares a fragment with another product"
         raise TileError(problem, "it at the end of the loop, and fragments of its own", late[0].location)
     return late

@@ -26,7 +26,7 @@ def plan_shared_memory(kernel: ir.Kernel, target: Target) -> ir.Kernel:
             alignment = layout.swizzle.alignment if isinstance(layout, SharedTile) else 16
             needs.append((buffer, layout.bytes * stages(kernel, buffer) * copies(kernel, buffer), alignment))
     for stmt in ir.walk(kernel.body, ir.Reduce):
-        layout = kernel.layouts[stmt.src]
+        layout = kernel.layouts[ir.buffer_of(stmt.src)]
         if isinstance(layout, VectorisedRows) and layout.warps_per_row > 1:  # a float for each row of each of these groups
             needs.append((stmt, -(-4 * layout.rows * layout.warps_per_row // 16) * 16, 16))
     plan, offset = {}, 0
@@ -34,7 +34,8 @@ def plan_shared_memory(kernel: ir.Kernel, target: Target) -> ir.Kernel:
         plan[owner] = -(-offset // alignment) * alignment
         offset = plan[owner] + size
     for buffer, view in ((b, b.alias) for b in kernel.layouts if b.alias):
-        plan[buffer] = plan[view.buffer] + view.origin[1].value * view.shape[0] * ir.DTYPES[view.dtype]
+        first = view.origin[1].value if isinstance(view, ir.View) else 0
+        plan[buffer] = plan[ir.buffer_of(view)] + first * view.shape[0] * ir.DTYPES[view.dtype]
     return replace(kernel, shared=plan, shared_bytes=offset)
 
 

@@ -54,7 +54,7 @@ def infer_tiles(kernel: ir.Kernel, target: Target) -> ir.Kernel:
             _check_views(stmt, across)
             _element_wise(table, stmt, of_fragment, of_groups, down_rows(kernel))
         elif isinstance(stmt, ir.Reduce):
-            for tile in (t for t in (stmt.src, stmt.dst) if t.scope == "fragment"):
+            for tile in (ir.buffer_of(t) for t in (stmt.src, stmt.dst) if t.scope == "fragment"):
                 table.setdefault(tile, of_fragment(tile, stmt.location))
     for stmt in statements:
         if isinstance(stmt, ir.Copy):

@@ -21,9 +21,10 @@ def well_formed(kernel: ir.Kernel, target: Target) -> None:
     sizes = {e: stmt.location for stmt in ir.walk(kernel.body) for e in ir.subexprs(stmt) if isinstance(e, ir.BoxRow)}
     for where in [*sizes.values()][1:]:
         raise TileError(f"{' and '.join(map(str, sizes))} in one kernel", "boxes of as many rows everywhere", where)
+    loaded = {s.dst for s in ir.walk(kernel.body) if plan.is_load(s) and target.warp_groups}
     persistent = any(isinstance(stmt, ir.Persistent) and not stmt.alternate for stmt in kernel.body)
     for stmt in () if plan.feeds_itself(kernel) else ir.walk(kernel.body):
-        words = _expert(stmt)
+        words = _expert(stmt, loaded)
         require(not words, f"{words} in a kernel without T.ws", "the groups' work in T.ws", stmt.location)
         words = None if persistent else _of_groups(stmt, set(kernel.blocks))
         instead = "the groups' work in T.ws, or T.Persistent of tiles that they share"
@@ -49,12 +50,12 @@ def _of_groups(stmt: ir.Stmt, blocks: set[ir.Var]) -> str | None:
     return "T.any_of" if any(isinstance(e, ir.AnyOf) for e in exprs) else None
 
 
-def _expert(stmt: ir.Stmt) -> str | None:
+def _expert(stmt: ir.Stmt, loaded: set[ir.Buffer]) -> str | None:
     """What of a statement only kernels with T.ws have so far."""
     match stmt:
         case ir.Alloc(buffer=ir.Buffer(box=box)) if box:
             return "boxes"
-        case ir.Copy(src=ir.Buffer(scope="shared"), dst=ir.Buffer(scope="fragment")):
+        case ir.Copy(src=ir.Buffer(scope="shared") as tile, dst=ir.Buffer(scope="fragment")) if tile not in loaded:
             return "a copy out of shared memory"
         case ir.Pipelined(start=start, step=step) if start != ir.ZERO or step != 1:
             return "a T.Pipelined loop from another start, or in other steps,"

@@ -94,7 +94,12 @@ def ranges(kernel: ir.Kernel) -> list[tuple[int, int]]:
         layout = kernel.layouts[buffer]
         aligned = not isinstance(layout, SharedTile) or offset % (8 * layout.swizzle.row_bytes) == 0
         require(aligned, f"{buffer.name} starts at byte {offset}", "plan_shared_memory", kernel.location)
-        if view := buffer.alias:
+        if isinstance(view := buffer.alias, ir.Buffer):
+            size, room = (kernel.layouts[b].bytes * plan.stages(kernel, b) * plan.copies(kernel, b) for b in (buffer, view))
+            problem = f"{buffer.name} of {size} bytes lies over {view.name} of {room}"
+            require(offset == kernel.shared[view] and size <= room, problem, "fewer stages", kernel.location)
+            continue
+        if view:
             over = kernel.layouts[view.buffer].offset(0, view.origin[1].value)
             inside = offset == kernel.shared[view.buffer] + over and layout.swizzle == kernel.layouts[view.buffer].swizzle
             require(inside, f"{buffer.name} does not lie over {view.name}", "plan_shared_memory", kernel.location)
