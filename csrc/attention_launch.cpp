@@ -19,6 +19,16 @@ namespace tileops {
 
 namespace {
 
+// As many heads as share keys and values that the L2 cache holds: a power of 2, at least 1.
+int32_t heads_of_section(const AttentionCall& call) {
+  constexpr int64_t kCache = int64_t{32} << 20;
+  const int64_t of_kv_head = call.sk() * (call.head_dim() + call.head_dim_v()) * item_size(call.type);
+  const int64_t fitting = kCache * (call.heads() / call.kv_heads()) / std::max<int64_t>(of_kv_head, 1);
+  int32_t heads = 1;
+  while (heads * 2 <= fitting && heads < call.heads() * call.batches()) heads *= 2;
+  return heads;
+}
+
 // What both targets' structs have.
 template <typename Params>
 Params common_params(const AttentionCall& call) {
@@ -37,6 +47,7 @@ Params common_params(const AttentionCall& call) {
   params.cap_scale = call.cap_scale;
   params.window_left = static_cast<int32_t>(call.window_left);
   params.window_right = static_cast<int32_t>(call.window_right);
+  params.section = heads_of_section(call);
   return params;
 }
 
@@ -83,9 +94,9 @@ flash_attention_portable_params portable_params(const AttentionCall& call) {
 #endif
 
 void launch(Device& device, const AttentionVariant& v, const AttentionCall& call, void* params, cudaStream_t stream) {
-  // A CTA takes tile after tile, so there are no more than run at a time, nor more than have one.
+  // A CTA takes tile after tile, so there are no more than run at a time, nor more than have one; unless each has one.
   const int64_t tiles = ceil_div(call.sq(), v.bm) * call.heads() * call.batches();
-  const auto grid = static_cast<unsigned>(std::min<int64_t>(resident_ctas(device, v), tiles));
+  const auto grid = static_cast<unsigned>(v.longest_first ? tiles : std::min<int64_t>(resident_ctas(device, v), tiles));
   launch_kernel({v.op, v.name, v.kernel, dim3(grid, 1, 1), v.threads, v.shared_bytes, 0}, params, stream);
 }
 

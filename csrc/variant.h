@@ -78,6 +78,7 @@ struct AttentionVariant {
   bool causal;
   bool lengths, paged;          // of requests of different lengths; of keys in the pages of a cache
   bool window, sinks, softcap;  // whether it has them; tileops_dsl/kernels/flash_attention.py
+  bool longest_first;           // a CTA for each tile
   int bm, bn, head_dim;  // the tile: queries, and keys in one step
   int head_dim_v;        // of v and out
   int threads;

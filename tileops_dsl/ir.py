@@ -319,6 +319,7 @@ class Persistent(Stmt):
     alternate: bool = False  # the groups of threads take whole tiles in turn
     zigzag: bool = False  # a CTA takes a column's last tile and its first, or the second of both ends, ...
     start: Expr | None = None  # of a run, which each CTA of the grid has for itself
+    section: Expr | None = None  # of so many rows of tiles, all last columns come first
 
 
 class If(Stmt):

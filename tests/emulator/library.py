@@ -257,8 +257,8 @@ def attention_problem(row, b, sq, sk, h, hk, ctas=2, dims=None, **options) -> Pr
     arrays["window_right"] = 0 if given["causal"] else sq if right < 0 else min(right, sq)
     out = out.swapaxes(1, 2)
     exact = {"out": (out, out, 2 * 2**-8 * np.abs(out).max()), "lse": (lse, lse, 1e-3)}
-    tiles = -(-sq // row.tile[0]) * h * b
-    return Problem(arrays, (min(ctas, tiles), 1), exact)
+    tiles, arrays["section"] = -(-sq // row.tile[0]) * h * b, 2
+    return Problem(arrays, (tiles if row.longest_first else min(ctas, tiles), 1), exact)
 
 
 def row_problem(row, shape, places, n=0) -> Problem:

@@ -116,7 +116,9 @@ def _persistent(w: Writer, stmt: ir.Persistent) -> None:
         head, step = "int tile = first * pair", "(tile + 1) % pair ? 1 : pair * (clusters - 1) + 1"
     w.line("TILEOPS_NO_UNROLL")
     with w.block(f"for ({head}; tile < tiles; tile += {step})"):
-        if size == ctas == 1:  # few numbers are kept: a producer has few registers
+        if stmt.section is not None:
+            _longest_first(w, stmt)
+        elif size == ctas == 1:  # few numbers are kept: a producer has few registers
             for item in items:
                 w.line(f"const int {item} = tile / columns / rows;")
             w.line(f"const int {row} = tile / columns{' % rows' * len(items)};")
@@ -129,6 +131,19 @@ def _persistent(w: Writer, stmt: ir.Persistent) -> None:
         with w.scope(*stmt.vars):
             w.name_numbers(stmt.body)
             body(w, stmt.body, spaced=True)
+
+
+def _longest_first(w: Writer, stmt: ir.Persistent) -> None:
+    *items, row, column = stmt.vars
+    section = w.number(stmt.section, 3)
+    w.line(f"const int part = tile / ({section} * columns);")
+    w.line(f"const int wide = min({section}, tiles / columns - part * {section});")
+    w.line(f"const int place = tile - part * {section} * columns;")
+    w.line(f"const int rest = part * {section} + place % wide;")
+    w.line(f"const int {column} = columns - 1 - place / wide;")
+    for item in items:
+        w.line(f"const int {item} = rest / rows;")
+    w.line(f"const int {row} = rest{' % rows' * len(items)};")
 
 
 def _sections(w: Writer, stmt: ir.Persistent) -> None:

@@ -15,9 +15,6 @@ from tileops_dsl.kernels import attention as steps
 from tileops_dsl.kernels.flash_attention_config import AttentionConfig
 
 
-EARLY = 32  # columns of the scores that a product of the values overlaps with: fewer or more are slower (NOTES.md)
-
-
 def flash_attention(config: AttentionConfig):
     (bm, bn, d), dv = config.tile, config.head_dim_v  # at least those of the tensors: copies fill a tile up with zeros
     sub = math.gcd(dv, 64)  # columns of the output stored at a time
@@ -46,6 +43,7 @@ def flash_attention(config: AttentionConfig):
         cap_scale: T.Scalar("float32"),  # scale / c
         window_left: T.Scalar("int32"),  # at most sk
         window_right: T.Scalar("int32"),  # at most sq
+        section: T.Scalar("int32") if not config.lengths else None,  # heads whose keys and values the L2 cache holds
     ):
         right = window_right if config.window else 0
         with T.Kernel(threads=config.threads):
@@ -69,7 +67,8 @@ def flash_attention(config: AttentionConfig):
             if config.sinks:
                 sink = T.alloc_fragment(*row_vector)
             blocks_of_all = tile_count[0] if config.lengths else T.ceildiv(sq, bm)
-            for batch, head, block in T.Persistent((batches, heads, blocks_of_all), zigzag=hides_rows):
+            order = {"longest_first": section} if config.longest_first else {"zigzag": hides_rows}
+            for batch, head, block in T.Persistent((batches, heads, blocks_of_all), **order):
                 if config.lengths:
                     names = ("token", "row", "q_len", "first_key", "k_len")
                     token, row, q_len, first_key, k_len = (T.let(name, tiles[block, n]) for n, name in enumerate(names))
@@ -122,17 +121,17 @@ def flash_attention(config: AttentionConfig):
                         sums[r] = sums[r] * factor[r]
                     # The last product of the values runs beside the first columns: what it reads and writes is touched behind
                     # them, so that rescaling and rounding go on beside the exponentials of the others.
-                    for begin, end in (0, EARLY), (EARLY, bn):
-                        scores, weights = s[:, begin:end], p_half[:, begin:end]
-                        for r, c in T.Parallel(bm, end - begin):
-                            scores[r, c] = T.exp2(scores[r, c] * scale_log2 - shift[r])
-                        T.reduce_sum(scores, sums, clear=False, partial=True)
-                        if begin == 0 and not config.late_rescale:
-                            with T.If(i > 0):
-                                for r, c in T.Parallel(bm, dv):
-                                    o[r, c] = o[r, c] * factor[r]
-                        for r, c in T.Parallel(bm, end - begin):
-                            weights[r, c] = scores[r, c]
+                    early = config.early
+                    if early:
+                        exponentials(s[:, 0:early], shift, scale_log2, sums)
+                    if not config.late_rescale:
+                        with T.If(i > 0):
+                            for r, c in T.Parallel(bm, dv):
+                                o[r, c] = o[r, c] * factor[r]
+                    if early:
+                        rounded(s[:, 0:early], p_half[:, 0:early])
+                    exponentials(s[:, early:bn], shift, scale_log2, sums)
+                    rounded(s[:, early:bn], p_half[:, early:bn])
                     if config.lengths:  # behind the last key, in the first block (or a window's first ones), 0 * NaN is NaN
                         with T.If(i < masked if config.window else i == 0):
                             T.fill(v_tile[T.max(k_len - key, 0) :, 0:dv], 0.0)
@@ -171,6 +170,18 @@ def flash_attention(config: AttentionConfig):
                         T.copy(o_tile, out[batch, head, row, e * sub])
 
     return flash_attention
+
+
+def exponentials(scores, shift, scale_log2, sums):
+    """In place; each thread adds those of its columns to its sums."""
+    for r, c in T.Parallel(*scores.shape):
+        scores[r, c] = T.exp2(scores[r, c] * scale_log2 - shift[r])
+    T.reduce_sum(scores, sums, clear=False, partial=True)
+
+
+def rounded(scores, weights):
+    for r, c in T.Parallel(*scores.shape):
+        weights[r, c] = scores[r, c]
 
 
 def within_window(row, bm, bn, sq, sk, left, right):

@@ -19,13 +19,14 @@ class AttentionConfig(Config):
     causal: bool = False
     head_dim_v: int = 0  # of values and output; 0: as the tile's
     options: tuple[str, ...] = ()  # of OPTIONS: what the program has besides
+    longest_first: bool = False  # tiles in this order, with a CTA for each: even work where a mask makes it uneven
     warps: int = 0  # that hold scores and output; 0: four for each 64 queries
     measured: tuple[MeasuredAttention, ...] = ()  # where the dispatcher may take it: csrc/attention_choice.cpp
 
     # Requests of different lengths; keys in pages; a window has both ends of its mask: causal where the call says so.
     OPTIONS = ("lengths", "paged", "window", "sinks", "softcap")
     table, measurement = "Attention", MeasuredAttention
-    facts = ("causal", *OPTIONS, "tile", "head_dim_v")
+    facts = ("causal", *OPTIONS, "longest_first", "tile", "head_dim_v")
     lengths = property(lambda self: "lengths" in self.options)
     paged = property(lambda self: "paged" in self.options)  # and lengths
     window = property(lambda self: "window" in self.options)
@@ -39,6 +40,7 @@ class AttentionConfig(Config):
     # How it runs on warp groups (NOTES.md, "What the main loop does"). Three groups, which are few columns each, take turns.
     warp_groups = property(lambda self: self.target == "sm_90a")
     turns = property(lambda self: self.warp_groups and self.groups == 3)
+    early = property(lambda self: 0 if self.turns else 32)  # columns whose exponentials run beside a product of the values
     late_rescale = property(lambda self: self.warp_groups and self.head_dim_v > 128)
     threads = property(lambda self: (self.warps or self.tile[0] // 64 * 4) * 32)  # that hold scores and output
 
@@ -61,7 +63,7 @@ class AttentionConfig(Config):
         object.__setattr__(self, "head_dim_v", self.head_dim_v or self.tile[2])
         object.__setattr__(self, "options", tuple(self.options))
         known = tuple(name for name in self.OPTIONS if name in self.options)
-        if self.options != known or (self.causal and self.window) or (self.paged and not self.lengths):
+        if self.options != known or (self.causal and self.window) or (self.paged and not self.lengths) or (self.longest_first and self.lengths):
             problem = f"configs/{self.op}.json has options {list(self.options)}{' and causal' * self.causal}"
             instead = f"some of {', '.join(self.OPTIONS)}, in this order; a window without causal, paged with lengths"
             raise TileError(problem, instead)
@@ -71,4 +73,5 @@ class AttentionConfig(Config):
         """flash_attention_sm_90a_bf16_128x160x128_full; .._128x112x192x128_causal where values have 128 columns."""
         tile = "x".join(map(str, (*self.tile, *[self.head_dim_v] * (self.head_dim_v != self.tile[2]))))
         mask = ["causal"] if self.causal else [] if self.window else ["full"]
-        return "_".join((self.op, self.target, *self.dtypes, tile, *mask, *self.options))
+        order = ["longest_first"] * self.longest_first
+        return "_".join((self.op, self.target, *self.dtypes, tile, *mask, *self.options, *order))

@@ -61,35 +61,39 @@ def Pipelined(*bounds, num_stages: int, pending: int = 0, turns: bool = False):
     b.emit(ir.Pipelined(where, var, to_expr(stop), num_stages, pending, b.close(), to_expr(start), step, turns))
 
 
-def Persistent(*extents, group_size: int = 1, alternate: bool = False, zigzag: bool = False):
+def Persistent(*extents, group_size: int = 1, alternate: bool = False, zigzag: bool = False, longest_first=None):
     """for row, column in T.Persistent((rows, columns)): this CTA's share of all tiles, in groups of `group_size` rows.
 
     Within a group the tiles go down its rows, column by column, so that CTAs that run together share what they read.
     With (batch, rows, columns) all of one item come before those of the next. `alternate`: each of two groups of 128 threads
     takes every other tile, with all its rows; their product loops take turns, and what follows one runs beside the other's.
     `zigzag`: a CTA takes the last column of a row of tiles and the first, or the second from both ends, and so on: where work
-    grows along the columns, as in a triangle, each pair is as much work.
+    grows along the columns, as in a triangle, each pair is as much work. `longest_first`, a number of rows of tiles: of a section
+    of so many, all last columns come first, then those before them; with a CTA for each tile, which then starts when another is
+    done, that is even work, too, and a section's rows are what the L2 cache shall hold.
 
     In a kernel with a grid, for item in T.Persistent(begin, end): the run of items that is this CTA's, which may be none.
     """
     b, where = builder(), here()
     start, extents = (to_expr(extents[0]), extents[1:]) if len(extents) == 2 else (None, *extents)
-    if bool(b.kernel["grid"]) != bool(start) or (start and (group_size > 1 or alternate or zigzag)):
+    if bool(b.kernel["grid"]) != bool(start) or (start and (group_size > 1 or alternate or zigzag or longest_first)):
         problem = f"{'a run' if start else 'a share'} of tiles in a kernel with{'' if b.kernel['grid'] else 'out'} a grid"
         instead = "T.Persistent((rows, columns), ..) without a grid; with one T.Persistent(begin, end), which has no options"
         raise TileError(problem, instead, where)
     if not start and (len(extents) not in (2, 3) or group_size < 1):
         problem = f"{len(extents)} extents in groups of {group_size}"
         raise TileError(problem, "rows and columns, perhaps a batch before them, groups of 1 or more", where)
-    if zigzag and (alternate or group_size > 1 or b.kernel["cluster"] != (1, 1)):
-        problem = "zigzag with alternate, a group_size or a cluster"
-        raise TileError(problem, "T.Persistent(extents, zigzag=True) in a kernel without clusters", where)
+    orders = [name for name, given in (("zigzag", zigzag), ("longest_first", longest_first is not None)) if given]
+    if orders and (len(orders) > 1 or alternate or group_size > 1 or b.kernel["cluster"] != (1, 1)):
+        problem = f"{orders[0]} with {orders[1] if len(orders) > 1 else 'alternate, a group_size or a cluster'}"
+        raise TileError(problem, f"T.Persistent(extents, {orders[0]}=..) alone, in a kernel without clusters", where)
+    section = None if longest_first is None else to_expr(longest_first)
     if start:
         b.in_run, b.reserved = True, b.reserved | RESERVED_PERSISTENT
     names = b.loop_vars(where, len(extents))
     b.open()
     yield Value(names[0]) if start else tuple(map(Value, names))
-    b.emit(ir.Persistent(where, names, tuple(map(to_expr, extents)), group_size, b.close(), alternate, zigzag, start))
+    b.emit(ir.Persistent(where, names, tuple(map(to_expr, extents)), group_size, b.close(), alternate, zigzag, start, section))
     b.in_run = False
 
 

@@ -143,14 +143,12 @@ def at_least_once(loop: ir.Pipelined) -> None:
 
 
 def _results(stmts: list[ir.Stmt]) -> tuple[ir.Buffer, ...]:
-    """Row vectors that the statements compute and do not use up: all of the work leads to them, or to tiles."""
+    """Vectors that the statements reduce tiles to and do not use up: the work on tiles leads to them."""
     found: dict[ir.Buffer, None] = {}
     for stmt in (s for outer in stmts for s in ir.walk((outer,))):
-        written = getattr(stmt, "dst", getattr(stmt, "buffer", None))
         found = {buffer: None for buffer in found if buffer not in named(stmt)}
-        copied = isinstance(getattr(stmt, "value", None), ir.Load)  # nothing is computed
-        if isinstance(written, ir.Buffer) and len(written.shape) == 1 and written.scope == "fragment" and not copied:
-            found[written] = None
+        if isinstance(stmt, ir.Reduce) and len(stmt.src.shape) == 2:
+            found[stmt.dst] = None
     return tuple(found)
 
 
