@@ -76,7 +76,7 @@ class Problem(NamedTuple):
 
     def served_by(self, row: AttentionConfig) -> bool:
         """As csrc/attention_choice.cpp has it."""
-        if row.lengths or row.x != self.dtype or row.tile[2] < self.dims[0] or row.head_dim_v < self.dims[1]:
+        if row.lengths or row.target != "sm_90a" or row.x != self.dtype or row.tile[2] < self.dims[0] or row.head_dim_v < self.dims[1]:
             return False
         if self.plain:
             return row.causal == self.causal and not row.options
@@ -199,6 +199,7 @@ def write_configs(path, rows, found):
         fields = {"target": row.target, "x": row.x, "y": row.y, "tile": row.tile, "stages": row.stages, "causal": row.causal}
         fields |= {"options": row.options} if row.options else {}
         fields |= {"head_dim_v": row.head_dim_v} if row.head_dim_v != row.tile[2] else {}
+        fields |= {name: getattr(row, name) for name in ("longest_first", "warps") if getattr(row, name)}
         newest = {(at.gpu, at.problem): at for at in (*row.measured, *found.get(row.name, ()))}
         measured = [{k: v for k, v in asdict(at).items() if v or k not in DEFAULTS} for at in newest.values()]
         lines.append(json.dumps(fields | ({"measured": measured} if measured else {})))

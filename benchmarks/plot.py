@@ -10,7 +10,7 @@ from benchmarks.table import markdown
 
 BEGIN, END = "<!-- results:begin -->", "<!-- results:end -->"
 HOST_OPS = ("startup", "host")  # rows in which nothing moves through device memory
-APART = (*HOST_OPS, "epilogue", "flash_attention", "flash_attention_paged", "mla_decode")  # of other tables, or of none
+APART = (*HOST_OPS, "epilogue", "flash_attention", "attention_peers", "flash_attention_paged", "mla_decode")  # of other tables, or of none
 SHOWN_ATTENTION = "b4 h16", "bf16", ("s4096",)  # of its many rows
 READING = (
     "Times are medians of CUDA-graph replays over buffers larger than the L2 cache, contestants interleaved; `% of copy` "

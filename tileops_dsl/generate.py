@@ -59,7 +59,7 @@ def write(directory: Path, files: dict[str, str]) -> None:
     names = set()
     for source in earlier["sources"]:
         file = source["file"]
-        names |= {file, file.replace(".cu", ".txt"), f"{source['params']}.h"}
+        names |= {file, file.replace(".cu", ".txt"), f"{source.get('params')}.h"}  # an older manifest has none
     for name in names - set(files):
         (directory / name).unlink(missing_ok=True)
     for name, text in files.items():

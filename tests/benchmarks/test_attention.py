@@ -18,7 +18,8 @@ from attention_reference import exact as exact_attention
 
 
 def test_every_kernel_has_problems():
-    rows, problems = [row for row in configs_of("flash_attention") if not row.lengths], list(attention.problems(""))
+    rows = [row for row in configs_of("flash_attention") if not row.lengths and row.target == "sm_90a"]
+    problems = list(attention.problems(""))
     assert {name for problem in problems for name in attention.kernels(problem, rows)} == {row.name for row in rows}
     assert len(set(problems)) == len(problems)
     found = [tuple(problem) for problem in attention.problems("b4 h16 s1024 d64 bf16 causal")]

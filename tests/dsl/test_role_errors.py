@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 import pytest
-from rejected import rejected
+from rejected import error_of, rejected
 
 import tileops_dsl.language as T
 from tileops_dsl.errors import TileError
@@ -162,10 +162,17 @@ def test_persistent_over_one_extent():
             pass
 
 
-@rejected("zigzag with alternate, a group_size or a cluster", "T.Persistent(extents, zigzag=True) in a kernel without clusters")
+@rejected("zigzag with alternate, a group_size or a cluster", "T.Persistent(extents, zigzag=..) alone, in a kernel without clusters")
 def test_zigzag_in_groups_of_rows():
     with T.Kernel(threads=256):
         for _ in T.Persistent(TILES, group_size=8, zigzag=True):  # here
+            pass
+
+
+@rejected("zigzag with longest_first", "T.Persistent(extents, zigzag=..) alone, in a kernel without clusters")
+def test_two_orders():
+    with T.Kernel(threads=256):
+        for _ in T.Persistent(TILES, longest_first=8, zigzag=True):  # here
             pass
 
 
@@ -256,6 +263,44 @@ def test_work_between_products_of_groups_that_alternate(a: A, b: B):
                 T.gemm(a_tile, b_tile, acc, transpose_B=True)
                 for r, j in T.Parallel(128, 128):
                     acc[r, j] = acc[r, j] * 2.0
+
+
+@pytest.mark.parametrize("groups, alternate", [(1, False), (2, True)])
+def test_turns_of_groups_that_have_none(groups, alternate):
+    rows = 128 if alternate else 64
+
+    def program(a: A, b: B):
+        with T.Kernel(threads=128 * groups):
+            a_tile = T.alloc_shared((rows, 64), "bfloat16")
+            b_tile = T.alloc_shared((128, 64), "bfloat16")
+            acc = T.alloc_fragment((rows, 128), "float32")
+            for row, column in T.Persistent(TILES, alternate=alternate):
+                for i in T.Pipelined(STEPS, num_stages=2, turns=True):
+                    T.copy(a[row * rows, i * 64], a_tile)
+                    T.copy(b[column * 128, i * 64], b_tile)
+                    T.gemm(a_tile, b_tile, acc, transpose_B=True)
+
+    message = str(error_of(program))
+    assert f"{groups} groups are to take turns{' and to alternate' * alternate}\n" in message
+    assert message.endswith("Instead: threads=256 or more; or no turns")
+
+
+@rejected("over lies over a_tile, which is not loaded once for the tile and read by products alone", "a tile of its own")
+def test_a_tile_over_one_of_the_loop(a: A, b: B, c: C):
+    with T.Kernel(threads=256):
+        a_tile = T.alloc_shared((128, 64), "bfloat16")
+        b_tile = T.alloc_shared((128, 64), "bfloat16")
+        over = T.alloc_shared((128, 64), "bfloat16", alias=a_tile)  # here
+        half = T.alloc_fragment((128, 64), "bfloat16")
+        acc = T.alloc_fragment((128, 128), "float32")
+        for row, column in T.Persistent(TILES):
+            main_loop(a, b, a_tile, b_tile, acc, row, column)
+            for e in T.Pipelined(2, num_stages=2):
+                piece = acc[:, e * 64 : e * 64 + 64]
+                for r, j in T.Parallel(128, 64):
+                    half[r, j] = piece[r, j]
+                T.copy(half, over)
+                T.copy(over, c[row * 128, column * 128 + e * 64])
 
 
 @rejected("the loop may have no iteration, and the first one of i has work of its own", "T.max(n, 1) iterations")

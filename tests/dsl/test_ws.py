@@ -183,6 +183,16 @@ def test_a_copy_into_a_fragment():
         T.copy(a_tile, half)  # here
 
 
+@rejected("over lies over a whole tile in T.ws", "alias=tile[:, a : a + n]")
+def test_a_tile_over_another():
+    with T.Kernel(1, threads=128):
+        tile = T.alloc_shared((64, 64), "bfloat16")
+        over = T.alloc_shared((64, 64), "bfloat16", alias=tile)  # here
+        half = T.alloc_fragment((64, 64), "bfloat16")
+        with T.ws(0):
+            T.copy(over, half)
+
+
 @rejected("an element of a tensor in a kernel without T.ws", SHARED)
 def test_an_element_as_a_number(table: TABLE):
     with T.Kernel(threads=128), T.If(table[0, 0] > 0):  # here

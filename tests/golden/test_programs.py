@@ -14,7 +14,7 @@ from tileops_dsl.kernels import MODULES
 
 HERE = Path(__file__).parent
 DESIGN = Path(tileops_dsl.__file__).parent / "DESIGN.md"
-LONGEST = {"gemm": 70, "flash_attention": 180, "mla_decode": 140}  # lines; attention: also of lengths and of pages
+LONGEST = {"gemm": 70, "flash_attention": 205, "mla_decode": 140}  # lines; attention: also of lengths and of pages
 KERNELS = {name: Path(MODULES[name].__file__) for name in ("softmax", "rms_norm", *LONGEST)}
 PROGRAMS = {name: KERNELS[name] for name in LONGEST}
 MACROS = {"mla_decode": [Path(MODULES["attention"].__file__)]}

@@ -135,12 +135,12 @@ def _persistent(w: Writer, stmt: ir.Persistent) -> None:
 
 def _longest_first(w: Writer, stmt: ir.Persistent) -> None:
     *items, row, column = stmt.vars
-    section = w.number(stmt.section, 3)
-    w.line(f"const int part = tile / ({section} * columns);")
-    w.line(f"const int wide = min({section}, tiles / columns - part * {section});")
-    w.line(f"const int place = tile - part * {section} * columns;")
-    w.line(f"const int rest = part * {section} + place % wide;")
-    w.line(f"const int {column} = columns - 1 - place / wide;")
+    size = w.number(stmt.section, 3)
+    w.line(f"const int section = tile / ({size} * columns);")
+    w.line(f"const int height = min({size}, tiles / columns - section * {size});")
+    w.line(f"const int place = tile - section * {size} * columns;")
+    w.line(f"const int rest = section * {size} + place % height;")
+    w.line(f"const int {column} = columns - 1 - place / height;")
     for item in items:
         w.line(f"const int {item} = rest / rows;")
     w.line(f"const int {row} = rest{' % rows' * len(items)};")

@@ -121,17 +121,16 @@ def flash_attention(config: AttentionConfig):
                         sums[r] = sums[r] * factor[r]
                     # The last product of the values runs beside the first columns: what it reads and writes is touched behind
                     # them, so that rescaling and rounding go on beside the exponentials of the others.
-                    early = config.early
-                    if early:
-                        exponentials(s[:, 0:early], shift, scale_log2, sums)
+                    if config.early:
+                        exponentials(s[:, 0 : config.early], shift, scale_log2, sums)
                     if not config.late_rescale:
                         with T.If(i > 0):
                             for r, c in T.Parallel(bm, dv):
                                 o[r, c] = o[r, c] * factor[r]
-                    if early:
-                        rounded(s[:, 0:early], p_half[:, 0:early])
-                    exponentials(s[:, early:bn], shift, scale_log2, sums)
-                    rounded(s[:, early:bn], p_half[:, early:bn])
+                    if config.early:
+                        rounded(s[:, 0 : config.early], p_half[:, 0 : config.early])
+                    exponentials(s[:, config.early : bn], shift, scale_log2, sums)
+                    rounded(s[:, config.early : bn], p_half[:, config.early : bn])
                     if config.lengths:  # behind the last key, in the first block (or a window's first ones), 0 * NaN is NaN
                         with T.If(i < masked if config.window else i == 0):
                             T.fill(v_tile[T.max(k_len - key, 0) :, 0:dv], 0.0)

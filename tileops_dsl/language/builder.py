@@ -98,7 +98,7 @@ RESERVED = frozenset(
 # Those of kernels without a grid.
 RESERVED_PERSISTENT = frozenset(
     "p q x a b col full empty group rank thread lane rows columns tiles first clusters tile place section height rest stage"
-    " h round phase before steps pair shared global site own box chunk value part wide".split()
+    " h round phase before steps pair shared global site own box chunk value".split()
 )
 
 _current: list[Builder] = []

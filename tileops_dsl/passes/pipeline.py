@@ -12,7 +12,7 @@ from dataclasses import replace
 
 from tileops_dsl import ir
 from tileops_dsl.errors import TileError, require
-from tileops_dsl.passes.products import Products, at_least_once, handed_back, lies_under, turns
+from tileops_dsl.passes.products import Products, at_least_once, handed_back, lies_under, runs_once, turns
 from tileops_dsl.passes.stores import anew, chunked, exchanged, fenced, last_wait, plain, stored, unrolled, uses
 from tileops_dsl.plan import is_common, is_load, is_store, operands, ring_of, tile_loop
 from tileops_dsl.schedule import Advance, Alone, At, Await, Chunks, Issue, Meet, One, Retire, Ring, Role, Signal, Sync
@@ -24,6 +24,7 @@ def pipeline(kernel: ir.Kernel, target: Target) -> ir.Kernel:
     producer, consumer = kernel.roles
     for loop in ir.walk(kernel.body, ir.Pipelined):
         check_loads(loop, kernel.rings)
+    _check_over(kernel)
     if sum(isinstance(stmt, ir.Pipelined) for stmt in producer.body[0].body) > 1:
         problem = "more than one loop loads tiles that the consumers only read"
         raise TileError(problem, "one T.Pipelined loop with T.gemm", kernel.location)
@@ -61,6 +62,16 @@ def check_loads(loop: ir.Pipelined, rings) -> None:
             if tile not in loaded or (is_load(stmt) and tile not in own):
                 problem = f"{tile.name} is not loaded by this loop, or used outside it"
                 raise TileError(problem, "a tile of the loop's own, loaded by T.copy in it", stmt.location)
+
+
+def _check_over(kernel: ir.Kernel) -> None:
+    """What lies over a tile is written behind the products that read it."""
+    copied = {stmt.src for stmt in ir.walk(kernel.body, ir.Copy) if isinstance(stmt.src, ir.Buffer)}
+    for stmt in (s for s in ir.walk(kernel.body, ir.Alloc) if s.buffer.alias):
+        under = stmt.buffer.alias
+        once = isinstance(under, ir.Buffer) and any(r.var == tile_loop(kernel).vars[-1] for r in [ring_of(kernel, under)] if r)
+        problem = f"{stmt.buffer.name} lies over {under.name}, which is not loaded once for the tile and read by products alone"
+        require(once and under not in copied, problem, "a tile of its own", stmt.location)
 
 
 def _check_reads(body, open_to: tuple[ir.Buffer, ...]) -> None:
@@ -101,10 +112,9 @@ def _in_order_of_use(kernel: ir.Kernel, loop: ir.Pipelined, steps: list[list[ir.
     """
     late = {tile for s in ir.walk(kernel.body, ir.Gemm) if s.stage for tile in operands(s)}
     loads = [next(s.op for s in step if isinstance(s, Issue)) for step in steps]
-    if not late or any(load.box_row for load in loads):
+    if not late or any(load.box_row for load in loads) or not runs_once(loop):
         return steps, []
     where, before, last = loop.location, ir.call("sub", loop.var, 1), ir.call("sub", loop.extent, 1)
-    at_least_once(loop)
     later = [n for n, load in enumerate(loads) if load.dst in late]
     in_loop = [
         [ir.If(where, ir.call("lt", 0, loop.var), (At(where, loop.var, before, tuple(step)),))] if n in later else step
@@ -142,7 +152,10 @@ def _consume(kernel: ir.Kernel, role: Role) -> Role:
             body += [*products.straight(stored(plain(stmt), ir.ZERO)), *handed_back(rings, stmt.location)]
     body = [*ahead, *anew(chunked(body + products.retire()), stores)]
     before, body, behind = _in_turns(body, tiles.location) if tiles.alternate else ((), body, ())
-    if any(loop.turns for loop in ir.walk(kernel.body, ir.Pipelined)):  # the first group's turn comes first
+    loop = next((loop for loop in ir.walk(kernel.body, ir.Pipelined) if loop.turns), None)
+    if loop:  # the first group's turn comes first
+        problem = f"{len(role.groups)} groups are to take turns{' and to alternate' * tiles.alternate}"
+        require(len(role.groups) > 1 and not tiles.alternate, problem, "threads=256 or more; or no turns", loop.location)
         take, give = turns(kernel, tiles.location)
         before, behind = (Alone(tiles.location, "last", (give,)),), (Alone(tiles.location, "first", (take,)),)
     rings = {buffer: f"{ring.prefix}full" for ring in kernel.rings for buffer in ring.buffers}

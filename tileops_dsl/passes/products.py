@@ -134,10 +134,16 @@ def _late(loop: ir.Pipelined) -> tuple[ir.Gemm | ir.Parallel, ...]:
     return late
 
 
-def at_least_once(loop: ir.Pipelined) -> None:
+def runs_once(loop: ir.Pipelined) -> bool:
     match loop.extent:
-        case ir.Const(value=n) | ir.Call(op="max", args=(_, ir.Const(value=n))) if n >= 1:
-            return
+        case ir.Const(value=n) | ir.Call(op="max", args=(_, ir.Const(value=n))):
+            return n >= 1
+    return False
+
+
+def at_least_once(loop: ir.Pipelined) -> None:
+    if runs_once(loop):
+        return
     problem = f"the loop may have no iteration, and the first one of {loop.var} has work of its own"
     raise TileError(problem, "T.max(n, 1) iterations", loop.location)
 

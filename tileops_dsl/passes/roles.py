@@ -20,6 +20,8 @@ def assign_roles(kernel: ir.Kernel, target: Target) -> ir.Kernel:
     if not any(is_staged(stmt) for stmt in ir.walk(kernel.body)):
         return kernel
     if feeds_itself(kernel):
+        for stmt in (s for s in ir.walk(kernel.body, ir.Alloc) if isinstance(s.buffer.alias, ir.Buffer)):
+            raise TileError(f"{stmt.buffer.name} lies over a whole tile in T.ws", "alias=tile[:, a : a + n]", stmt.location)
         return replace(kernel, roles=tuple(_as_written(kernel, target)))
     _check_kernel(kernel, target)
     if not target.warp_groups:  # all threads do the same
