@@ -280,10 +280,3 @@ def test_scales(way):  # B40
                 torch.testing.assert_close(lse[:, -1], torch.full_like(lse[:, -1], math.log(len(values))), atol=1e-4, rtol=0)
                 mean = values.double().mean(0).repeat_interleave(out.shape[1] // values.shape[1], 0)
                 assert_close(out[-1], mean, 2 * torch.finfo(BF16).eps * values.double().abs().amax())
-
-
-def test_mla_has_no_scale_of_its_own(device):  # B40
-    """FlashMLA's function has one, of the width of q, which is its contract."""
-    q, table = torch.zeros(1, 1, 1, 576, device=device), torch.zeros(1, 1, dtype=torch.int32, device=device)
-    with pytest.raises(TypeError, match="scale"):
-        tileops.mla_decode(q, q[0], table, table[0])

@@ -54,6 +54,17 @@ def test_keys_and_values_have_strides_of_their_own(way, layout):  # B22
         assert equal(found, expected) or way.route not in ("sm_90a", "portable")
 
 
+@pytest.mark.parametrize("way", ways(*PLAIN), indirect=True)
+def test_one_head_for_all(way):  # B20
+    """A stride of 0 between the heads of k and v."""
+
+    def repeat(t):
+        return t.expand(*t.shape[:-2], 2, t.shape[-1])
+
+    keys = [128] * 2 if way.kind == "dense" else [128, 65]
+    way.check(*way.sequences([3] * 2, keys, 4, 1), causal=True, layouts=(unchanged, repeat, repeat))
+
+
 def off_by(count):
     return lambda t: torch.cat((t.flatten()[:count], t.flatten()))[count:].view(t.shape)
 
@@ -62,12 +73,16 @@ def pitch(count):
     return lambda t: torch.nn.functional.pad(t, (0, count), value=NAN)[..., :-count]
 
 
-ADDRESSES = {"base + 1": off_by(1), "base + 3": off_by(3), "pitch + 1": pitch(1), "pitch + 3": pitch(3)}
+def apart(t):
+    return torch.stack((t, torch.full_like(t, NAN)), -1)[..., 0]
+
+
+ADDRESSES = {"base + 1": off_by(1), "base + 3": off_by(3), "pitch + 1": pitch(1), "pitch + 3": pitch(3), "apart": apart}
 
 
 @pytest.mark.parametrize("way", ways(*KINDS, routes=("cpu", "default")), indirect=True)
 @pytest.mark.parametrize("address", ADDRESSES)
-def test_any_address_and_pitch(way, address):  # B24
+def test_any_address_and_pitch(way, address):  # B20, B24
     change, keys = ADDRESSES[address], [70] * 2 if way.kind == "dense" else [70, 9]
     for dim in (46, 64) if way.kind not in LATENT else (576,):
         tensors = way.sequences([3] * 2, keys, dim=dim)

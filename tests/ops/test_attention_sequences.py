@@ -104,7 +104,7 @@ def test_the_rest_of_a_longer_sequence_is_left_out(device):
     assert not out[5:9].any() and (lse[:, 5:9] == -INF).all()
 
 
-@pytest.mark.parametrize("most", [2**31, 2**40, 2**62])
+@pytest.mark.parametrize("most", [2**40, 2**62])
 def test_the_longest_may_be_any_bound(device, most):  # B65
     """Kernels take what the offsets say, and the fallback makes no room for more."""
     rows, keys = [5, 0, 40], [60, 3, 9]
@@ -218,7 +218,7 @@ def test_one_query_of_each_sequence_is_in_its_row(device):
             assert_attention(out[b : b + 1], lse[:, b : b + 1], q[b : b + 1], k[b], v[b], causal=True)
 
 
-def test_pages_without_keys(device):
+def test_pages_without_keys(device):  # B35
     _, _, cache = caches([0, 0], 4, BF16, device)
     q = normal(2, 1, 4, 16, dtype=BF16, device=device)
     for empty in (lambda t: t[:0], lambda t: t[:, :0]):
