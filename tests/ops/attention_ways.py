@@ -36,20 +36,29 @@ class Way:
     kind: str
     route: str
     gpu: str = "cuda"
+    latent: tuple[int, int] = (576, 512)  # widths of latent keys and values
 
     @property
     def device(self) -> str:
         return "cpu" if self.route == "cpu" else self.gpu
 
+    @property
+    def has_kernels(self) -> bool:
+        """Which must serve."""
+        return self.route in ("sm_90a", "portable")
+
+    def operator(self, name: str) -> Callable[..., tuple[Tensor, Tensor]]:
+        return getattr(tileops, name)
+
     def sequences(self, rows, keys, heads=4, kv_heads=2, dim=64, dim_v=None, dtype=torch.bfloat16):
         """q, k and v of each; those of latent attention are as wide as its kernels take them, and v is a part of k."""
-        kv_heads, dim = (1, 576) if self.kind in LATENT else (kv_heads, dim)
+        kv_heads, dim = (1, self.latent[0]) if self.kind in LATENT else (kv_heads, dim)
         shapes = (rows, heads, dim), (keys, kv_heads, dim), (keys, kv_heads, dim_v or dim)
         q, k, v = (
             [normal(n, h, width, dtype=dtype, device=self.device, seed=300 * which + i) for i, n in enumerate(lengths)]
             for which, (lengths, h, width) in enumerate(shapes)
         )
-        return q, k, [t[..., :512] for t in k] if self.kind in LATENT else v
+        return q, k, [t[..., : self.latent[1]] for t in k] if self.kind in LATENT else v
 
     def call(self, q, k, v, *, page=64, layouts=(), seqused=False, num_splits=0, **rest: Any) -> "Call":
         """layouts: of q, k and v, other views of their values. rest: how paged() lays out memory that no sequence owns, and the
@@ -59,31 +68,32 @@ class Way:
         options, rows, keys = self.options(rest), [len(t) for t in q], [len(t) for t in k]
         if self.kind == "dense":
             tensors = [layout(torch.stack(t)) for layout, t in zip(layouts, (q, k, v))]
-            return Call(self, tileops.flash_attention, tensors, options, list)
+            return Call(self, self.operator("flash_attention"), tensors, options, list)
         if self.kind == "varlen":
             tensors = [layout(torch.cat(t)) for layout, t in zip(layouts, (q, k, v))]
             lengths = torch.tensor(keys, dtype=torch.int32, device=self.device) if seqused else None
             places = offsets(rows, self.device), offsets(keys, self.device), max(rows), max(keys)
             options |= {"seqused_k": lengths}
-            return Call(self, tileops.flash_attention_varlen, [*tensors, *places], options, rows, lengths)
+            return Call(self, self.operator("flash_attention_varlen"), [*tensors, *places], options, rows, lengths)
         if self.kind in LATENT:
             k = [t if self.kind == "flash_mla" else t[:, 0] for t in k]
         k_cache, table, lengths = paged(k, page, self.device, **memory)
         if self.kind == "mla":
-            options |= {"causal": options.get("causal", False), "num_splits": num_splits}
+            options |= {"causal": options.get("causal", False), "num_splits": num_splits, "head_dim_v": self.latent[1]}
             tensors = layouts[0](torch.stack(q)), layouts[1](k_cache), table, lengths, options.pop("scale")
-            return Call(self, tileops.mla_decode, tensors, options, list, lengths)
+            return Call(self, self.operator("mla_decode"), tensors, options, list, lengths)
         if self.kind == "flash_mla":
             options["softmax_scale"] = options.pop("scale")
-            tensors = layouts[0](torch.stack(q)), layouts[1](k_cache), table, lengths, 512, *get_mla_metadata()
+            tensors = layouts[0](torch.stack(q)), layouts[1](k_cache), table, lengths, self.latent[1], *get_mla_metadata()
             return Call(self, flash_mla_with_kvcache, tensors, options, list, lengths)
         options |= {"num_splits": num_splits}
         caches = layouts[1](k_cache), layouts[2](paged(v, page, self.device, **memory)[0]), table, lengths
+        operator = self.operator("flash_attention_paged")
         if self.kind == "decode":
-            return Call(self, tileops.flash_attention_paged, [layouts[0](torch.stack(q)), *caches], options, list, lengths)
+            return Call(self, operator, [layouts[0](torch.stack(q)), *caches], options, list, lengths)
         # one query of each sequence, in a packed row, would be a case for the other kernels
         options |= {"cu_seqlens_q": offsets(rows, self.device), "max_seqlen_q": max(*rows, 2)}
-        return Call(self, tileops.flash_attention_paged, [layouts[0](torch.cat(q)), *caches], options, rows, lengths)
+        return Call(self, operator, [layouts[0](torch.cat(q)), *caches], options, rows, lengths)
 
     def options(self, given: dict) -> dict:
         return {"scale": MLA_SCALE} | given if self.kind in LATENT else dict(given)
@@ -96,6 +106,9 @@ class Way:
             return tileops.knobs.scope(force=self.route.replace("default", ""))
         refused = scale is not None and scale <= 0
         return tileops.knobs.scope(force="" if refused else self.route, require_native=not refused)
+
+    def eager(self):
+        return tileops.knobs.scope(force="eager")
 
     def run(self, q, k, v, **given: Any) -> Results:
         return self.call(q, k, v, **given).run()
@@ -128,7 +141,7 @@ class Call:
             with self.way.scope(scale):
                 return self.function(*self.args, **self.options, **given)
         except RuntimeError as error:
-            if self.way.route in ("sm_90a", "portable") and "this build has no" in str(error):
+            if self.way.has_kernels and "this build has no" in str(error):
                 pytest.skip(str(error))
             raise
 

@@ -23,7 +23,7 @@ MORE_QUERIES = [(8, 4), (200, 72), (2048, 1024), (130, 1)]
 
 def splits(way, *counts):
     """Those that make a difference."""
-    return (0, *counts) if way.kind in ("decode", "mla") and way.route in ("sm_90a", "portable") else (0,)
+    return (0, *counts) if way.kind in ("decode", "mla") and way.has_kernels else (0,)
 
 
 def assert_nothing(out, lse):
@@ -121,7 +121,7 @@ def test_padded_requests(way):  # B29, B35
 @pytest.mark.parametrize("way", ways(*PAGED, "varlen"), indirect=True)
 def test_rows_without_keys_beside_split_ones(way):  # B35
     """In the same tile, the same launch and the same merge of parts."""
-    rows, keys = [8] * 4, [3, 0, 9000 if way.route != "cpu" else 900, 300]
+    rows, keys = [8] * 4, [3, 0, 9000 if way.device != "cpu" else 900, 300]
     for num_splits in splits(way, 1, 7):
         found = way.check(*way.sequences(rows, keys, heads=2, kv_heads=1), causal=True, num_splits=num_splits)
         assert_nothing(found[0][0][:5], found[0][1][:, :5])
@@ -167,13 +167,13 @@ def scaled_and_capped(way):
 @pytest.mark.parametrize("causal", [False, True])
 def test_equal_weights(way, causal):  # B31, B33
     """Base e, of the capped scores, without the padding of tiles; of one part and of many."""
-    counts = [1, 16, 17, 63, 64, 65, 100, 255, 257] + [5000] * (way.route != "cpu")
+    counts = [1, 16, 17, 63, 64, 65, 100, 255, 257] + [5000] * (way.device != "cpu")
     for keys, chosen in itertools.product([[n] for n in counts] if way.kind == "dense" else [counts], scaled_and_capped(way)):
         q, k, v = way.sequences([1] * len(keys), keys)
         q = [torch.zeros_like(t) for t in q]
         for num_splits in splits(way, 5):
             for n, (out, lse) in enumerate(way.run(q, k, v, causal=causal, num_splits=num_splits, **chosen)):
-                atol = 1e-4 if way.route == "cpu" else 1e-5  # torch's exponential in half precision
+                atol = 1e-4 if way.device == "cpu" else 1e-5  # torch's exponential in half precision
                 torch.testing.assert_close(lse, torch.full_like(lse, math.log(keys[n])), atol=atol, rtol=1e-6)
                 mean = v[n].double().mean(0).repeat_interleave(q[n].shape[1] // v[n].shape[1], 0)[None]
                 assert_close(out, mean, 2 * torch.finfo(BF16).eps * v[n].double().abs().amax())
@@ -183,7 +183,7 @@ def test_equal_weights(way, causal):  # B31, B33
 @pytest.mark.parametrize("share", [0.0, 0.5])
 def test_halves_of_the_keys_make_the_whole(way, share):  # B33, B35
     """By the weights that the two LSE say; one half may be empty."""
-    if way.kind in ("dense", "varlen") and not share and way.route in ("sm_90a", "portable"):
+    if way.kind in ("dense", "varlen") and not share and way.has_kernels:
         pytest.skip("without keys there is no kernel")
     q, k, v = way.sequences([3] * 3, [16, 200, 65] if way.kind != "dense" else [100] * 3)
     for chosen in scaled_and_capped(way):
@@ -250,7 +250,7 @@ def test_large_scores_with_a_cap(way):  # B38
 def test_gradients_of_large_scores_with_a_cap(way, chosen):  # B38
     rows, keys = ([60], [60]) if way.kind == "dense" else ([12, 40], [30, 40])
     q, k, v = (torch.cat(t) for t in way.sequences(rows, keys))
-    slack = 8 * 30 * 2.0**-11 if way.route in ("sm_90a", "portable") else 0.0  # the GPU's tanh is in their LSE
+    slack = 8 * 30 * 2.0**-11 if way.has_kernels else 0.0  # the GPU's tanh is in their LSE
     gradients(way, [q * 10, k * 10, v], rows, keys, softcap=30.0, slack=slack, **chosen)
 
 
