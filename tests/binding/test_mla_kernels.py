@@ -3,6 +3,7 @@
 The launch (fake_mla.cpp) reads q and the cache through the tensor maps, page numbers and quotients that it is given.
 """
 
+import itertools
 import sys
 from pathlib import Path
 
@@ -13,7 +14,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "ops"))
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 from attention_reference import exact, paged
-from test_lengths_kernels import same_as_eager
+from test_lengths_kernels import INDICES, same_as_eager
 
 BF16, F16 = torch.bfloat16, torch.float16
 KERNEL = "mla_decode_sm_90a_bf16_64x64x24x16_u{}"
@@ -83,6 +84,27 @@ def test_layouts_are_read_where_they_are(fake, page):  # B24
     for cache in (torch.stack((pages, pages), 1)[:, 1], torch.nn.functional.pad(pages, (0, 8))[..., :-8]):
         check(fake, q, tokens, (cache, *rest))
     assert fake.get("copies") == before
+
+
+@pytest.mark.parametrize("index", INDICES)
+def test_index_tensors(fake, index):
+    q, (tokens, (pages, table, used)) = normal(5, 2, 3, 24), requests(16)
+    tables = {"strided": torch.stack((table, table), -1)[..., 0], "int64": table.long(), "within another": table}
+    tables["int64, strided"] = tables["strided"].long().mT.contiguous().mT
+    wide = torch.nn.functional.pad(table, (3, 5), value=2**30)[:, 3:-5]
+    for given in (tables[index], wide):
+        check(fake, q, tokens, (pages, given, INDICES[index](torch.cat((used[:1], used)))[1:]))
+
+
+def test_rotary_part_at_any_address(fake):  # B24
+    """With the rest of q aligned, and not."""
+    _, cache = requests(64)
+    q = normal(5, 2, 3, 24)
+    wanted = fake.ops.mla_decode(q, *cache, 0.3, head_dim_v=16)
+    views = (lambda t: t.contiguous(), lambda t: torch.cat((t.flatten()[:1], t.flatten()))[1:].view(t.shape))
+    for latent, rope in itertools.product((view(q[..., :16]) for view in views), (view(q[..., 16:]) for view in views)):
+        found = fake.ops.mla_decode(latent, *cache, 0.3, q_rope=rope, head_dim_v=16)
+        assert all(map(torch.equal, found, wanted))
 
 
 @pytest.mark.parametrize("page", [64, 16])

@@ -89,7 +89,7 @@ def test_padded_requests_in_a_graph(way):  # B29, B55
 # ---- streams and devices
 
 
-@pytest.mark.parametrize("way", ways(*KINDS, routes=("cpu", "eager", "kernels")), indirect=True)
+@pytest.mark.parametrize("way", ways(*KINDS, routes=("cpu", "kernels")), indirect=True)
 def test_stable_beside_a_busy_stream(way):  # B57
     """The sizes of the report, and its values times 3: the same bits each time, in memory that held something else."""
     on_cpu = way.route == "cpu"
