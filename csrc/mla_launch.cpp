@@ -81,7 +81,8 @@ const char* why_not(const MlaVariant& v, const MlaCall& call) {
   }
   const int64_t out[] = {call.batches, call.sq, call.heads, call.head_dim_v};
   const int64_t* s = call.out_strides;
-  if (!has_rows(call, s) || access_along(0, item_size(v.x), out, {s[0], s[1], s[2], s[3]}, 3) != Access::tma) {
+  const auto out_address = reinterpret_cast<uintptr_t>(call.out);  // 0: to be allocated
+  if (!has_rows(call, s) || access_along(out_address, item_size(v.x), out, {s[0], s[1], s[2], s[3]}, 3) != Access::tma) {
     return "out has other strides than those of whole rows of queries and heads, aligned to 16 bytes";
   }
   if (call.sq > 1 && call.lse_strides[2] != 1) return "lse has a stride between queries";

@@ -70,6 +70,8 @@ def explain(op: str | Callable[..., Any], *args: Any, **kwargs: Any) -> Decision
             raise ValueError(
                 f"explain: {result} was given; expected the other arguments only, since the decision is for a new result"
             )
+    if kwargs.get("softcap", 0.0) is None:  # the functions of attention take it for 0
+        kwargs["softcap"] = 0.0
     return Decision(*_explainers[name](*args, **kwargs).split("\t"))
 
 

@@ -107,12 +107,17 @@ LAYOUTS = {
 }
 
 
+SIZES = {"one batch of any stride": (1,), "one token of any stride": (2, 1, 1)}
+
+
 @pytest.mark.parametrize("target", ["sm_90a", "portable"])
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_layouts_are_read_where_they_are(fake, layout, target):
+def test_layouts_are_read_where_they_are(fake, layout, target):  # B22, B24
     fake.knobs(force=target)
     before = fake.get("copies")
-    check(fake, *map(LAYOUTS[layout], qkv()), causal=True)
+    for changed in ((0, 1, 2), (1,), (2,)):
+        given = [LAYOUTS[layout](t) if n in changed else t for n, t in enumerate(qkv(*SIZES.get(layout, ())))]
+        check(fake, *given, causal=True)
     assert fake.get("copies") == before
 
 

@@ -84,6 +84,20 @@ def check(fake, q, k, v, given=None, **options):
     return name
 
 
+def same_as_eager(fake, op, *args, **options):
+    """Of a call that a kernel serves."""
+    run, before = getattr(fake.ops, op), fake.get("launches")
+    found = run(*args, **options)
+    assert fake.get("launches") > before
+    fake.knobs(force="eager")
+    launches, eager = fake.get("launches"), run(*args, **options)
+    fake.knobs(force="")
+    assert fake.get("launches") == launches
+    for ours, theirs, atol in zip(found, eager, (0.02, 2e-3), strict=True):
+        assert (ours.dtype, ours.stride(), ours.device) == (theirs.dtype, theirs.stride(), theirs.device)
+        torch.testing.assert_close(ours, theirs, rtol=0.01, atol=atol)
+
+
 def explain(fake, *args, **options):
     return fake.ops._explain_flash_attention_varlen(*args, **options).split("\t")
 
@@ -146,11 +160,26 @@ LAYOUTS = {
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_layouts_are_read_where_they_are(fake, layout):
+def test_layouts_are_read_where_they_are(fake, layout):  # B22, B24
     q, k, v = ragged([5, 9], [7, 11])
-    tensors, before = map(LAYOUTS[layout], arguments(q, k, v)[:3]), fake.get("copies")
-    check(fake, q, k, v, (*tensors, *arguments(q, k, v)[3:]), causal=True)
+    tensors, before = arguments(q, k, v)[:3], fake.get("copies")
+    for changed in ((0, 1, 2), (1,), (2,)):
+        given = [LAYOUTS[layout](t) if n in changed else t for n, t in enumerate(tensors)]
+        check(fake, q, k, v, (*given, *arguments(q, k, v)[3:]), causal=True)
     assert fake.get("copies") == before
+
+
+@pytest.mark.parametrize("mask", MASKS)
+def test_the_fallback_gives_the_same(fake, mask):  # B65
+    for rows, dv in (([1, 1], 64), ([40, 3], 64), ([40, 3], 40)):
+        same_as_eager(fake, "flash_attention_varlen", *arguments(*ragged(rows, [70, 45], dv=dv)), **MASKS[mask][0])
+
+
+def test_a_head_that_is_repeated(fake):  # B20
+    q, k, v = ragged([5, 9], [7, 11], kv_heads=1)
+    before, given = fake.get("copies"), list(arguments(q, k, v))
+    given[1:3] = (t.expand(-1, 2, -1) for t in given[1:3])
+    assert check(fake, q, k, v, given, causal=True) == CAUSAL and fake.get("copies") == before
 
 
 # ---- lengths that do not go together

@@ -3,6 +3,7 @@
 The launch (fake_mla.cpp) reads q and the cache through the tensor maps, page numbers and quotients that it is given.
 """
 
+import itertools
 import sys
 from pathlib import Path
 
@@ -10,8 +11,10 @@ import pytest
 import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "ops"))
+sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 from attention_reference import exact, paged
+from test_lengths_kernels import INDICES, same_as_eager
 
 BF16, F16 = torch.bfloat16, torch.float16
 KERNEL = "mla_decode_sm_90a_bf16_64x64x24x16_u{}"
@@ -66,8 +69,10 @@ def test_pages(fake, page):
 @pytest.mark.parametrize("page", [64, 16, 128])
 @pytest.mark.parametrize("unused", [-1, 2**30])
 def test_entries_that_no_request_owns(fake, page, unused):  # B03, B29
-    q, (tokens, cache) = normal(5, 1, 70, 24), requests(page, unused=unused, poison=torch.nan, width=200)
-    check(fake, q, tokens, cache, num_splits=1)
+    q = normal(5, 1, 70, 24)
+    for poison in (torch.inf, torch.nan):
+        tokens, cache = requests(page, unused=unused, poison=poison, width=200)
+        check(fake, q, tokens, cache, num_splits=1)
     none = [token[:0] for token in tokens]
     check(fake, q, none, (*cache[:2], torch.zeros_like(cache[2])))
 
@@ -79,6 +84,36 @@ def test_layouts_are_read_where_they_are(fake, page):  # B24
     for cache in (torch.stack((pages, pages), 1)[:, 1], torch.nn.functional.pad(pages, (0, 8))[..., :-8]):
         check(fake, q, tokens, (cache, *rest))
     assert fake.get("copies") == before
+
+
+@pytest.mark.parametrize("index", INDICES)
+def test_index_tensors(fake, index):
+    q, (tokens, (pages, table, used)) = normal(5, 2, 3, 24), requests(16)
+    tables = {"strided": torch.stack((table, table), -1)[..., 0], "int64": table.long(), "within another": table}
+    tables["int64, strided"] = tables["strided"].long().mT.contiguous().mT
+    wide = torch.nn.functional.pad(table, (3, 5), value=2**30)[:, 3:-5]
+    for given in (tables[index], wide):
+        check(fake, q, tokens, (pages, given, INDICES[index](torch.cat((used[:1], used)))[1:]))
+
+
+def test_rotary_part_at_any_address(fake):  # B24
+    """With the rest of q aligned, and not."""
+    _, cache = requests(64)
+    q = normal(5, 2, 3, 24)
+    wanted = fake.ops.mla_decode(q, *cache, 0.3, head_dim_v=16)
+    views = (lambda t: t.contiguous(), lambda t: torch.cat((t.flatten()[:1], t.flatten()))[1:].view(t.shape))
+    for latent, rope in itertools.product((view(q[..., :16]) for view in views), (view(q[..., 16:]) for view in views)):
+        found = fake.ops.mla_decode(latent, *cache, 0.3, q_rope=rope, head_dim_v=16)
+        assert all(map(torch.equal, found, wanted))
+
+
+@pytest.mark.parametrize("page", [64, 16])
+def test_the_fallback_gives_the_same(fake, page):  # B65
+    _, cache = requests(page)
+    for rows, heads in ((1, 1), (3, 2), (1, 70)):
+        for causal in (False, True):
+            options = {"head_dim_v": 16, "causal": causal}
+            same_as_eager(fake, "mla_decode", normal(5, rows, heads, 24), *cache, 0.3, **options)
 
 
 def refused(fake, *args):

@@ -18,7 +18,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 from attention_reference import offsets, paged
 from test_attention_kernels import BF16, F16, F32, LAUNCH_FAILURE, randn
-from test_lengths_kernels import INDICES, MASKS, close, none, ragged, sinks_of
+from test_lengths_kernels import INDICES, MASKS, close, none, ragged, same_as_eager, sinks_of
 
 TILES = "flash_attention_sm_90a_bf16_{}_lengths_paged"
 CAUSAL, SINKS = TILES.format("128x128x64_causal"), TILES.format("128x128x64") + "_window_sinks"
@@ -320,8 +320,8 @@ def test_index_tensors(fake, kind, index):
 def test_nothing_but_the_keys_in_use_is_read(fake, kind, page):  # B03, B29
     rows, packed = KINDS[kind]
     q, k, v = ragged(rows, [70, 45])
-    for unused in (-1, 2**30):
-        check(fake, q, k, v, cache_of(k, v, page, unused=unused, poison=math.nan, width=9), packed=packed, causal=True)
+    for unused, poison in ((-1, math.nan), (2**30, math.nan), (-1, math.inf)):
+        check(fake, q, k, v, cache_of(k, v, page, unused=unused, poison=poison, width=9), packed=packed, causal=True)
     cache = cache_of(k, v, page)
     nothing = *cache[:3], torch.zeros_like(cache[3])
     empty = [[t[:0] for t in of] for of in (k, v)]
@@ -329,16 +329,35 @@ def test_nothing_but_the_keys_in_use_is_read(fake, kind, page):  # B03, B29
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_caches_are_read_where_they_are(fake, kind):  # B24
+def test_caches_are_read_where_they_are(fake, kind):  # B22, B24
     rows, packed = KINDS[kind]
     q, k, v, (k_cache, v_cache, *rest) = chunk(rows, [70, 45], 16)
     pair = torch.stack((k_cache, v_cache), 1)
     wide = torch.cat((k_cache, v_cache, k_cache), -1)
     heads_first = [t.transpose(1, 2).contiguous().transpose(1, 2) for t in (k_cache, v_cache)]
-    for caches in ((pair[:, 0], pair[:, 1]), (wide[..., :64], wide[..., 64:128]), heads_first):
+    mixed = (k_cache, heads_first[1]), (heads_first[0], wide[..., 64:128]), (pair[:, 0], v_cache)
+    for caches in ((pair[:, 0], pair[:, 1]), (wide[..., :64], wide[..., 64:128]), heads_first, *mixed):
         before = fake.get("copies")
         check(fake, q, k, v, (*caches, *rest), packed=packed, causal=True)
         assert fake.get("copies") - before == (3 if kind == "few" else 0)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_head_that_is_repeated(fake, kind):  # B20
+    rows, packed = KINDS[kind]
+    q, k, v, (k_cache, v_cache, *rest) = chunk(rows, [70, 45], 16, kv_heads=1)
+    check(fake, q, k, v, (k_cache.expand(-1, -1, 2, -1), v_cache.expand(-1, -1, 2, -1), *rest), packed=packed, causal=True)
+
+
+@pytest.mark.parametrize("mask", MASKS)
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_fallback_gives_the_same(fake, kind, mask):  # B65
+    """For other widths of values too: values, dtypes and strides of both results."""
+    rows, packed = KINDS[kind]
+    for dv in (64, 40):
+        q, _, _, cache = chunk(rows, [70, 45], 16, dv=dv)
+        options = MASKS[mask][0] | ({"cu_seqlens_q": offsets(rows), "max_seqlen_q": 40} if packed else {})
+        same_as_eager(fake, "flash_attention_paged", torch.cat(q) if packed else torch.stack(q), *cache, **options)
 
 
 # ---- the choice

@@ -1,7 +1,9 @@
 """FlashMLA's functions against float64: both forms of its interface, its order of arguments, its LSE, and what is refused."""
 
+import copy
 import inspect
 import math
+import pickle
 import subprocess
 import sys
 from pathlib import Path
@@ -53,12 +55,12 @@ def test_pages_and_widths(device, page, dim, index):
 
 
 @pytest.mark.parametrize("scale", [192**-0.5, 0.0, -0.01])
-def test_scale_is_taken_as_it_is(device, scale):
+def test_scale_is_taken_as_it_is(device, scale):  # B40
     tokens, cache = requests(LENGTHS, 1, device)
     check(normal(5, 2, 4, 576, dtype=BF16, device=device), tokens, cache, softmax_scale=scale)
 
 
-def test_nothing_seen_is_plus_infinity(device):
+def test_nothing_seen_is_plus_infinity(device):  # B35
     """By a request without tokens, and by queries that causal masking leaves none."""
     tokens, cache = requests([0, 1, 0, 3], 1, device)
     q = normal(4, 3, 2, 576, dtype=BF16, device=device)
@@ -94,7 +96,7 @@ def test_as_flashmlas_own_tests_call_it(device, heads, kv_heads, causal):
     assert all(torch.equal(*pair) for results in found for pair in zip(results, wanted))
 
 
-def test_nan_of_one_request_stays_there(device):
+def test_nan_of_one_request_stays_there(device):  # B03
     tokens, cache = requests([100, 64], 1, device)
     q = normal(2, 1, 4, 576, dtype=BF16, device=device)
     clean = check(q, tokens, cache)
@@ -216,9 +218,34 @@ def test_what_mla_decode_refuses(change):
         flash_mla_with_kvcache(**{**good(), **change})
 
 
-def test_gradients_are_refused():
-    with pytest.raises(NotImplementedError, match=r"mla_decode: q wants a gradient"):
-        flash_mla_with_kvcache(**{**good(), "q": torch.ones(2, 1, 4, 6, requires_grad=True)})
+@pytest.mark.parametrize(("name", "inner"), [("q", "q"), ("k_cache", "kv_cache")])
+def test_gradients_are_refused(name, inner):  # B42
+    call = good()
+    call[name].requires_grad_()
+    with pytest.raises(NotImplementedError, match=f"mla_decode: {inner} wants a gradient"):
+        flash_mla_with_kvcache(**call)
+    with torch.no_grad():
+        assert not flash_mla_with_kvcache(**call)[0].requires_grad
+
+
+def test_meta():  # B61
+    call = good()
+    expected = flash_mla_with_kvcache(**call)
+    found = flash_mla_with_kvcache(**{n: v.to("meta") if isinstance(v, torch.Tensor) else v for n, v in call.items()})
+    for ours, real in zip(found, expected):
+        assert (ours.device.type, ours.dtype, ours.shape, ours.stride()) == ("meta", real.dtype, real.shape, real.stride())
+
+
+def test_metadata_travels():  # B63
+    """Before and after a call."""
+    call = good()
+    for _ in range(2):
+        expected = flash_mla_with_kvcache(**call)
+        for metadata in (call["tile_scheduler_metadata"], TWO[0]):
+            for other in (copy.deepcopy(metadata), pickle.loads(pickle.dumps(metadata))):
+                splits = TWO[1] if metadata is TWO[0] else None
+                found = flash_mla_with_kvcache(**{**call, "tile_scheduler_metadata": other, "num_splits": splits})
+                assert all(map(torch.equal, found, expected))
 
 
 @pytest.mark.parametrize(("given", "text"), [({"is_fp8_kvcache": True}, FP8), ({"topk": 2048}, f"topk {SPARSE}")])

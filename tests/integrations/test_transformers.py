@@ -3,6 +3,8 @@
 import copy
 import importlib.util
 import inspect
+import itertools
+import pickle
 import subprocess
 import sys
 from collections import Counter
@@ -283,6 +285,49 @@ def test_only_what_is_a_window_is_taken_for_one():
         mask = masks(function, local_size=size)
         assert isinstance(mask, torch.Tensor) and mask.shape[2:] == (8, 8), name
     assert isinstance(masks(host.causal_mask_function, allow_is_causal_skip=False), torch.Tensor)
+
+
+def test_sliding_window_of_3_is_3_keys(device):  # B36
+    """The host counts the query's own key: each row has equal weights on as many keys as its eager mask shows."""
+    from transformers import masking_utils as host
+
+    mask = masks(host.sliding_window_causal_mask_function(3), local_size=3)
+    q, v = torch.zeros(2, 2, 8, 8, device=device), torch.eye(8, device=device).expand(2, 2, 8, 8)
+    k = torch.randn(2, 2, 8, 8, generator=torch.Generator().manual_seed(0)).to(device)
+    out, _ = integration._attention(torch.nn.Identity(), q, k, v, mask, sliding_window=3)
+    wanted = torch.ones(8, 8, device=device).tril().triu(-2)
+    for b, h in itertools.product(range(2), repeat=2):
+        torch.testing.assert_close(out[b, :, h], wanted / wanted.sum(1, keepdim=True))
+    seen = host.sdpa_mask(2, 8, 8, mask_function=host.sliding_window_causal_mask_function(3), allow_is_causal_skip=False)
+    assert torch.equal(seen[0, 0].to(device), wanted.bool())
+
+
+def test_model_is_copied_and_pickled(tmp_path):  # B63
+    """Before and after its first forward, also into another process."""
+    model, ids = build(CONFIGS["mistral"]), tokens("cpu")
+    keys = model.state_dict().keys()
+    model.set_attn_implementation("tileops")
+    assert model.state_dict().keys() == keys
+    for _ in range(2):
+        others = copy.deepcopy(model), pickle.loads(pickle.dumps(model))
+        torch.save(model, tmp_path / "model.pt")
+        with torch.no_grad():
+            expected = model(ids).logits
+            for other in (*others, torch.load(tmp_path / "model.pt", weights_only=False)):
+                assert torch.equal(other(ids).logits, expected)
+        next(others[0].parameters()).data.fill_(0)
+        assert copy.deepcopy(model).to("meta")(ids.to("meta")).logits.shape == expected.shape
+    torch.save((ids, expected), tmp_path / "expected.pt")
+    done = python(f"""
+import torch, tileops.integrations.transformers as integration
+integration.register()
+model, (ids, expected) = (torch.load({str(tmp_path)!r} + name, weights_only=False) for name in ("/model.pt", "/expected.pt"))
+assert model.config._attn_implementation == "tileops"
+with torch.no_grad():
+    torch.testing.assert_close(model(ids).logits, expected)
+print("the same")
+""")
+    assert done.stdout == "the same\n", done.stderr
 
 
 def call(attention_mask, keys=8, module=None, **options):

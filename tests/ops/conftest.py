@@ -9,6 +9,8 @@ import torch
 
 sys.path.insert(0, os.path.dirname(__file__))  # for ops_reference
 
+from attention_ways import Way
+
 import tileops
 from tileops.ops import _matmul
 
@@ -38,6 +40,17 @@ def route(request):
 @pytest.fixture(params=["cpu", pytest.param("cuda", marks=needs_gpu)])
 def device(request):
     return request.param
+
+
+@pytest.fixture
+def way(request):
+    """Of attention, by kind and route; the context must be usable afterwards."""
+    kind, route = request.param
+    if route == "sm_90a" and torch.cuda.get_device_capability() != (9, 0):
+        pytest.skip("sm_90a runs on capability 9.0 only")
+    yield Way(kind, route)
+    if route != "cpu":
+        torch.cuda.synchronize()
 
 
 @pytest.fixture

@@ -138,7 +138,7 @@ def test_splits(lengths, splits):
 
 
 @pytest.mark.parametrize("queries", [1, 200])
-def test_small_graph_of_changing_lengths(queries):
+def test_small_graph_of_changing_lengths(queries):  # B55
     """One captured graph, as the first call of all, serves other lengths."""
     lengths = [[64, 64, 64], [900, 1, 0], [5, 700, 65]]
     k = ragged([1000] * 3, 2, 64, torch.bfloat16, 3)

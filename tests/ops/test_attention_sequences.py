@@ -104,6 +104,26 @@ def test_the_rest_of_a_longer_sequence_is_left_out(device):
     assert not out[5:9].any() and (lse[:, 5:9] == -INF).all()
 
 
+@pytest.mark.parametrize("most", [2**40, 2**62])
+def test_the_longest_may_be_any_bound(device, most):  # B65
+    """Kernels take what the offsets say, and the fallback makes no room for more."""
+    rows, keys = [5, 0, 40], [60, 3, 9]
+    for dtype in (torch.float32, BF16):
+        tensors = varlen(rows, keys, dtype, device)
+        check_varlen(*tensors, rows, keys, longer=most, causal=True)
+        leaves, grads = [t.requires_grad_() for t in tensors], []
+        for longest in ((40, 60), (most, most)):
+            out, lse = tileops.flash_attention_varlen(*leaves, offsets(rows, device), offsets(keys, device), *longest)
+            grads.append(torch.autograd.grad(out.sum() + lse.sum(), leaves))
+        for found, wanted in zip(*grads):
+            torch.testing.assert_close(found, wanted, atol=4 * torch.finfo(dtype).eps, rtol=2 * torch.finfo(dtype).eps)
+        q = tensors[0].detach()
+        k, v, cache = caches(keys, 16, dtype, device)
+        out, lse = tileops.flash_attention_paged(q, *cache, cu_seqlens_q=offsets(rows, device), max_seqlen_q=most, causal=True)
+        for parts in zip(cut(out, rows), cut(lse, rows, 1), cut(q, rows), k, v):
+            assert_attention(*parts, causal=True)
+
+
 def sequences(lengths, dtype, device, heads=2, dim=16, seed=5):
     return [normal(length, heads, dim, dtype=dtype, device=device, seed=seed + b) for b, length in enumerate(lengths)]
 
@@ -198,7 +218,7 @@ def test_one_query_of_each_sequence_is_in_its_row(device):
             assert_attention(out[b : b + 1], lse[:, b : b + 1], q[b : b + 1], k[b], v[b], causal=True)
 
 
-def test_pages_without_keys(device):
+def test_pages_without_keys(device):  # B35
     _, _, cache = caches([0, 0], 4, BF16, device)
     q = normal(2, 1, 4, 16, dtype=BF16, device=device)
     for empty in (lambda t: t[:0], lambda t: t[:, :0]):
@@ -206,7 +226,7 @@ def test_pages_without_keys(device):
         assert not out.any() and (lse == -INF).all()
 
 
-def test_number_of_splits_and_layouts_change_nothing(device):  # B23
+def test_number_of_splits_and_layouts_change_nothing(device):  # B22
     k, v, cache = caches([70, 3, 128], 16, BF16, device)
     q = normal(3, 2, 4, 16, dtype=BF16, device=device)
     expected = check_paged(q, k, v, cache, causal=True)

@@ -130,7 +130,7 @@ LAYOUTS = {
 
 @pytest.mark.parametrize("name", ["full", "causal", "window"])
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_layouts(device, layout, name):  # B23, B24
+def test_layouts(device, layout, name):  # B22, B24
     tensors = qkv(2, 12, 12, 4, 2, 16, dtype=torch.bfloat16, device=device)
     others = [LAYOUTS[layout](t) for t in tensors]
     check_dense(*others, **options(name, 4))

@@ -38,7 +38,7 @@ def test_every_kernel_below_its_tile(name):
 
 @pytest.mark.parametrize("x", DTYPES)
 @pytest.mark.parametrize("dim", [*WHOLE, *RAGGED])
-def test_head_dims(causal, dim, x):
+def test_head_dims(causal, dim, x):  # B40
     need(causal, dim, x=x)
     tensors = cuda(1, 150, 170, 4, 1 + dim % 2, dim, dtype=DTYPES[x])
     check_dense(*tensors, causal=causal)
@@ -74,7 +74,7 @@ NOT_BY_TMA = {
 
 @pytest.mark.parametrize("layout", NOT_BY_TMA)
 @pytest.mark.parametrize("dim", [64, 100])
-def test_what_tma_cannot_address_is_copied(causal, dim, layout):
+def test_what_tma_cannot_address_is_copied(causal, dim, layout):  # B24
     need(causal, dim)
     q, k, v = cuda(2, 150, 170, 4, 2, dim, dtype=torch.bfloat16)
     change = NOT_BY_TMA[layout]
@@ -106,7 +106,7 @@ def test_gradients(causal):
         assert (ours - eager).abs().amax() <= 2**-6 * eager.abs().amax()
 
 
-def test_copies_beside_a_busy_stream(causal):
+def test_copies_beside_a_busy_stream(causal):  # B57
     """They are made and used on the stream of the call, in memory that others take when it returns."""
     need(causal, 100)
     tensors = cuda(3, 600, 1000, 8, 2, 100, dtype=torch.bfloat16)
@@ -123,14 +123,14 @@ def test_copies_beside_a_busy_stream(causal):
         del poison
 
 
-def test_first_call_of_the_process_is_captured(causal, run_python):
+def test_first_call_of_the_process_is_captured(causal, run_python):  # B55
     need(causal, 100)
     captured_first(causal, 100, run_python)
 
 
 @pytest.mark.parametrize("sizes", [(0, 100, 100), (2, 0, 100), (2, 100, 0)])
 @pytest.mark.parametrize("dim", [80, 77])
-def test_empty(causal, dim, sizes):
+def test_empty(causal, dim, sizes):  # B11, B35
     """No batch, no query: nothing is launched. No key: eager PyTorch writes 0 and -inf."""
     batch, sq, sk = sizes
     with tileops.knobs.scope(force="", require_native=False):

@@ -140,7 +140,7 @@ OPTIONAL = {name: k for name, k in KERNELS.items() if k["window"] or k["sinks"] 
 
 
 @pytest.mark.parametrize("name", OPTIONAL)
-def test_sinks_and_softcaps(name):
+def test_sinks_and_softcaps(name):  # B38
     """Sinks far below, among and far above the scores, of each dtype, or none; caps that bend much and little."""
     kernel, window = OPTIONAL[name], {"causal": True, "window_left": 200}
     tensors = cuda(2, 333, 444, 4, 2, kernel["tile"][2], kernel["head_dim_v"], dtype=DTYPES[kernel["x"]])
@@ -173,14 +173,14 @@ def test_keys_out_of_the_window_are_not_read(name):
 
 @pytest.mark.usefixtures("target")
 @pytest.mark.parametrize("sq, sk", [(200, 72), (130, 1), (2048, 1024)])
-def test_rows_that_see_no_key(sq, sk):
+def test_rows_that_see_no_key(sq, sk):  # B01
     need(True)
     tensors = cuda(1, sq, sk, 2, 2, 128, dtype=torch.bfloat16)
     out, lse = check_dense(*tensors, causal=True)
     assert not out[:, : sq - sk].any() and (lse[..., : sq - sk] == -math.inf).all()
 
 
-def test_keys_beyond_the_last_are_not_read(causal):
+def test_keys_beyond_the_last_are_not_read(causal):  # B03
     """What lies behind the sequences in memory is NaN."""
     need(causal)
     q, *keys = cuda(2, 100, 150, 4, 2, 128, dtype=torch.bfloat16)
@@ -189,7 +189,7 @@ def test_keys_beyond_the_last_are_not_read(causal):
 
 
 @pytest.mark.parametrize("keys", [1, 17, 64, 160, 257])
-def test_equal_weights(causal, keys):
+def test_equal_weights(causal, keys):  # B31, B33
     need(causal)
     q, k, v = cuda(1, 1, keys, 4, 2, 128, dtype=torch.bfloat16)
     out, lse = tileops.flash_attention(torch.zeros_like(q), k, v, causal=causal)
@@ -221,7 +221,7 @@ LAYOUTS = {
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_layouts(causal, layout):
+def test_layouts(causal, layout):  # B20, B22
     need(causal)
     tensors = [LAYOUTS[layout](t) for t in cuda(2, 150, 170, 4, 2, 128, dtype=torch.bfloat16)]
     check_dense(*tensors, causal=causal)
@@ -264,7 +264,7 @@ def test_gradients(causal, options):
         assert (ours - eager).abs().amax() <= 2**-6 * eager.abs().amax()
 
 
-def test_same_result_each_time(causal):
+def test_same_result_each_time(causal):  # B57
     """Beside a busy stream, in memory that held something else."""
     need(causal)
     tensors = cuda(3, 600, 1000, 8, 2, 128, dtype=torch.bfloat16)
@@ -328,13 +328,13 @@ for seed in range(3):
     run_python(program, TILEOPS_REQUIRE_NATIVE="1", TILEOPS_FORCE=tileops.knobs.current().force)
 
 
-def test_first_call_of_the_process_is_captured(causal, run_python):
+def test_first_call_of_the_process_is_captured(causal, run_python):  # B55
     need(causal)
     captured_first(causal, 128, run_python)
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch's own, on importing its compilers
-def test_compile_and_opcheck(causal):
+def test_compile_and_opcheck(causal):  # B47
     need(causal)
     q, k, v = cuda(2, 72, 136, 4, 2, 128, dtype=torch.bfloat16)
     torch.library.opcheck(torch.ops.tileops.flash_attention.default, (q, k, v), {"causal": causal})
@@ -349,7 +349,7 @@ def test_compile_and_opcheck(causal):
 
 
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
-def test_second_device(causal):
+def test_second_device(causal):  # B53
     need(causal)
     tensors = cuda(2, 150, 170, 4, 2, 128, dtype=torch.bfloat16)
     far = tileops.flash_attention(*(t.to("cuda:1") for t in tensors), causal=causal)
@@ -404,7 +404,7 @@ def test_choice_is_what_was_measured():
 
 
 @pytest.mark.big
-def test_more_elements_than_31_bits_count(causal):
+def test_more_elements_than_31_bits_count(causal):  # B16
     """2^31 and more of each tensor: the last heads come out like the first, whose values they have."""
     need(causal)
     heads, rows = 2**17 + 8, 128

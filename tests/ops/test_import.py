@@ -13,6 +13,12 @@ import torch
 x = torch.randn(3, 4)
 assert torch.allclose(tileops.softmax(x), torch.softmax(x, -1))
 assert torch.allclose(torch.ops.tileops.softmax(x), torch.softmax(x, -1))
+q, table = torch.randn(1, 3, 2, 8), torch.zeros(1, 1, dtype=torch.int32)
+pair = tileops.flash_attention(q, q, q)
+merged = tileops.merge_attention(*pair, q, pair[1] - torch.inf)
+for found in (merged, tileops.flash_attention_paged(q, q, q, table, table[0] + 3)):
+    assert torch.allclose(found[0], pair[0], atol=1e-6) and torch.allclose(found[1], pair[1], atol=1e-6)
+tileops.mla_decode(q, q[:, :, 0], table, table[0] + 3, 0.5, head_dim_v=4)
 tileops.rms_norm(x, torch.ones(4)), tileops.rms_norm_silu(x.requires_grad_()).sum().backward()
 print(tileops.status().reason)
 """

@@ -78,7 +78,7 @@ def test_small(dtype, page):
     check(queries(3, 2, 40, dtype), tokens, cache)
 
 
-def test_repeats_are_equal(dtype, page):
+def test_repeats_are_equal(dtype, page):  # B57
     tokens, cache = requests([3000, 100, 0, 5000], page, dtype, "cuda")
     q = queries(4, 2, 64, dtype)
     first = check(q, tokens, cache)
@@ -101,8 +101,8 @@ def test_results_in_place(dtype, page):
         assert found[0] is out and all(map(torch.equal, found, expected))
 
 
-def test_one_graph_serves_changing_lengths(dtype, page):
-    """Captured with short lengths, replayed with long and with none: nothing of the plan is frozen."""  # B55
+def test_one_graph_serves_changing_lengths(dtype, page):  # B55
+    """Captured with short lengths, replayed with long and with none: nothing of the plan is frozen."""
     batch, q = 5, queries(5, 1, 128, dtype)
     tokens, (cache, table, _) = requests([9000] * batch, page, dtype, "cuda")
     lengths = torch.full((batch,), 64, dtype=torch.int32, device="cuda")

@@ -139,7 +139,7 @@ def flash_attention(
     scale: float | None = None,
     window_left: int = -1,
     window_right: int = -1,
-    softcap: float = 0.0,
+    softcap: float | None = 0.0,
     sinks: Tensor | None = None,
     q_descale: Tensor | None = None,
     k_descale: Tensor | None = None,
@@ -164,8 +164,8 @@ def flash_attention(
         scale: what q k^T is multiplied with; None is D**-0.5. 0 and negative numbers are taken as they are.
         window_left: how many keys before the one it stands on a query sees; -1: all.
         window_right: how many after it; -1: all.
-        softcap: c > 0 turns a score s, already scaled and not yet masked, into c * tanh(s / c); 0 is off. Kernels take the
-            GPU's own tanh, whose relative error is 2**-11.
+        softcap: c > 0 turns a score s, already scaled and not yet masked, into c * tanh(s / c); 0 or None is off. Kernels take
+            the GPU's own tanh, whose relative error is 2**-11.
         sinks: None, or [H], any of the three dtypes: for each head a score that takes part in the softmax and has no value. It
             is neither scaled nor capped, and is part of the LSE (but not where a query sees no key: there it is -inf).
         q_descale: reserved for scaled operands; anything but None raises NotImplementedError.
@@ -194,6 +194,7 @@ def flash_attention(
     Source: Dao et al., FlashAttention (2022); sinks as in gpt-oss, softcap as in Gemma 2.
     """
     refuse_scales(_OP, q_descale, k_descale, v_descale)
+    softcap = 0.0 if softcap is None else softcap
     try:
         if differentiates(q, k, v, sinks, out, lse):
             refuse_out(_OP, out)

@@ -85,8 +85,8 @@ def _formula(
     keys = Pages(block_table, cache_seqlens, k_cache.shape[1])
     have_one = cu_seqlens_q is not None and max_seqlen_q == 1 and q.shape[0] == block_table.shape[0]
     q = q[:, None] if have_one else q
-    queries = None if cu_seqlens_q is None or have_one else Packed(cu_seqlens_q, max_seqlen_q)
-    rows = q.shape[1] if queries is None else max_seqlen_q
+    queries = None if cu_seqlens_q is None or have_one else Packed(cu_seqlens_q, min(max_seqlen_q, q.shape[0]))
+    rows = q.shape[1] if queries is None else queries.longest
 
     def load(part: slice) -> Sequences:
         k, v = keys.pad(k_cache, part), keys.pad(v_cache, part)
@@ -125,7 +125,7 @@ def flash_attention_paged(
     scale: float | None = None,
     window_left: int = -1,
     window_right: int = -1,
-    softcap: float = 0.0,
+    softcap: float | None = 0.0,
     sinks: Tensor | None = None,
     num_splits: int = 0,
     q_descale: Tensor | None = None,
@@ -158,7 +158,7 @@ def flash_attention_paged(
         scale: None is D**-0.5.
         window_left: -1: no limit.
         window_right: -1: no limit.
-        softcap: 0 is off.
+        softcap: 0 or None is off.
         sinks: None, or [H], any of the three dtypes.
         num_splits: into how many parts a kernel splits the keys of a sequence; 0: it chooses. The result is the same up to the
             order of float32 sums; eager PyTorch does not split.
@@ -185,6 +185,7 @@ def flash_attention_paged(
     """
     refuse_scales(_OP, q_descale, k_descale, v_descale)
     refuse_gradients(_OP, q=q, k_cache=k_cache, v_cache=v_cache, sinks=sinks, out=out, lse=lse)
+    softcap = 0.0 if softcap is None else softcap
     args = q, k_cache, v_cache, block_table, cache_seqlens
     options = dict(
         cu_seqlens_q=cu_seqlens_q, max_seqlen_q=max_seqlen_q, causal=causal, scale=scale, window_left=window_left,

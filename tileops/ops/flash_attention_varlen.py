@@ -63,6 +63,7 @@ def _sequences(
     q: Tensor, k: Tensor, v: Tensor, cu_seqlens_q: Tensor, cu_seqlens_k: Tensor, max_seqlen_q: int, max_seqlen_k: int,
     seqused_k: Tensor | None,
 ) -> tuple[Packed, Packed, Load, int]:  # fmt: skip
+    max_seqlen_q, max_seqlen_k = min(max_seqlen_q, q.shape[0]), min(max_seqlen_k, k.shape[0])  # what is padded to has this size
     queries, keys = Packed(cu_seqlens_q, max_seqlen_q), Packed(cu_seqlens_k, max_seqlen_k, seqused_k)
 
     def load(part: slice) -> Sequences:
@@ -179,7 +180,7 @@ def flash_attention_varlen(
     scale: float | None = None,
     window_left: int = -1,
     window_right: int = -1,
-    softcap: float = 0.0,
+    softcap: float | None = 0.0,
     sinks: Tensor | None = None,
     q_descale: Tensor | None = None,
     k_descale: Tensor | None = None,
@@ -208,7 +209,7 @@ def flash_attention_varlen(
         scale: None is D**-0.5.
         window_left: -1: no limit.
         window_right: -1: no limit.
-        softcap: 0 is off.
+        softcap: 0 or None is off.
         sinks: None, or [H], any of the three dtypes.
         q_descale: reserved; anything but None raises NotImplementedError.
         k_descale: the same.
@@ -230,6 +231,7 @@ def flash_attention_varlen(
     Source: the packed form of FlashAttention (Dao et al. 2022).
     """
     refuse_scales(_OP, q_descale, k_descale, v_descale)
+    softcap = 0.0 if softcap is None else softcap
     args = q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k
     try:
         if differentiates(q, k, v, sinks, out, lse):
