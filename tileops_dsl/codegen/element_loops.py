@@ -80,7 +80,7 @@ def reduce(w: Writer, stmt: ir.Reduce) -> None:
     two in each block of rows; then the column's eight lanes; or what each warp has made of its rows.
     """
     op, src, dst, value = stmt.op.title(), stmt.src, f"{stmt.dst.name}[x]", "own"
-    if stmt.partial and stmt.dim != 0:
+    if stmt.partial and stmt.dim != 0 and not plan.feeds_itself(w.kernel):  # mla_decode would spill its sums
         with w.of_blocks():
             row, own = f"{stmt.dst.name}[{w.fragments.row_register(w, 'x')}]", f"{ir.buffer_of(src).name}[{_register(w, src, '', '', stmt)}]"
             w.each(f"{row} = {op}::combine({row}, {own});", "x", w.span(plan.own_columns(w.kernel, src.shape[1])))
