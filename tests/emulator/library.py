@@ -57,7 +57,8 @@ def of_gemm(row):
 def of_attention(row):
     mask = "causal" if row.causal else "window" if row.window else "full"
     if row.target == "portable":  # whose words depend on neither mask nor tile; two stages of each mask are shown
-        return ["one_stage"] if row.stages == 1 else [mask, *(name for name in row.options if name != "window")]
+        kind = ["paged"] * row.paged or ["lengths"] * row.lengths
+        return ["one_stage", *kind] if row.stages == 1 else kind or [mask, *(o for o in row.options if o != "window")]
     rows_of_tile = [f"{row.tile[0]}rows"] * (row.tile[0] != 128)
     values = ["values"] * (row.head_dim_v != row.tile[2])
     return [mask, *(name for name in row.options if name != "window"), *values, *rows_of_tile]

@@ -2,7 +2,7 @@
 
 from tileops_dsl import ir, plan
 from tileops_dsl.codegen import chained_fragments, portable_fragments
-from tileops_dsl.codegen.cuda import fill, serial
+from tileops_dsl.codegen.cuda import serial
 from tileops_dsl.codegen.expressions import CTYPES
 from tileops_dsl.codegen.portable_copies import declare_lines, issue, land, place_of, store
 from tileops_dsl.codegen.portable_fragments import warps
@@ -115,7 +115,6 @@ OF_THREADS = {
     Retire: lambda w, stmt: w.line(f"copy_wait<{stmt.pending}>({w.site(stmt)});"),
     Sync: lambda w, stmt: w.line(f"sync_threads({w.site(stmt)});"),
     ir.Copy: _copy,
-    ir.Fill: fill,
     ir.Gemm: chained_fragments.product,
     ir.Pipelined: _pipelined,
     ir.Serial: serial,

@@ -15,9 +15,10 @@ single elements go through registers, and land behind the products.
 A loop with R products, which follow each other, becomes
 
     copies for the first R S - 1 products, a group for each
-    for i:  for each product, behind what stands in front of it: its copies are waited for; barrier;
-            copies for the product before it, S iterations on, whose tiles nobody reads any more; the product
+    for i:  for each product, behind what stands in front of it: its copies are waited for; what is cleared of its tiles;
+            barrier; copies for the product before it, S iterations on, whose tiles nobody reads any more; the product
 
+Where nothing behind the loop has a barrier, one stands at the end: the next tile's copies begin where the last product reads.
 A barrier stands behind each write of a shared tile by the threads themselves, and behind each wait for copies. That this orders
 all accesses is what `simulate` finds out.
 """
@@ -60,7 +61,11 @@ def schedule(kernel: ir.Kernel, target: Target) -> ir.Kernel:
         else:
             inner = tuple(s for inner in stmt.body for s in _loads_first(inner, stmt.var))
             body.append(Unrolled(stmt.location, stmt.var, constant_extent(stmt), inner))
-    role = replace(role, body=(replace(tiles, body=_announced(body, columns)),))
+    body = _announced(body, columns)
+    behind = itertools.dropwhile(lambda stmt: not isinstance(stmt, ir.Pipelined), body)
+    meets = any(isinstance(s, Sync) for stmt in [*behind][1:] for s in ir.walk((stmt,)))
+    body += () if meets or not chain else (Sync(tiles.location),)
+    role = replace(role, body=(replace(tiles, body=body),))
     return replace(kernel, roles=(role,), rings=rings)
 
 
@@ -126,9 +131,21 @@ def _products_loop(kernel: ir.Kernel, loop: ir.Pipelined, once: list[ir.Copy]) -
     for stmt in (s for s in loop.body if not is_load(s)):
         if stmt in products:
             where, more = stmt.location, copies(products.index(stmt) + depth, loop.var)
-            body += [Retire(where, "copy", depth - 1), Sync(where), *more]
+            cleared = [_cleared(body.pop())] if body and _clears(body[-1], stmt) else []
+            body += [Retire(where, "copy", depth - 1), *cleared, Sync(where), *more]
         body.append(stmt)
     return [*(Issue(load.location, load, ir.ZERO) for load in once), *ahead, replace(loop, body=tuple(body))]
+
+
+def _clears(stmt: ir.Stmt, gemm: ir.Gemm) -> bool:
+    """Whether it writes rows of what the product reads, which have been loaded."""
+    fills = ir.walk(stmt.body, ir.Fill) if isinstance(stmt, ir.If) else ()
+    return any(ir.buffer_of(fill.buffer) in operands(gemm) for fill in fills)
+
+
+def _cleared(stmt: ir.If) -> ir.If:
+    """Other threads have loaded these rows."""
+    return replace(stmt, body=(Sync(stmt.location), *stmt.body))
 
 
 def _product_loop(loop: ir.Pipelined, ring: Ring) -> list[ir.Stmt]:
