@@ -18,7 +18,8 @@ A loop with R products, which follow each other, becomes
     for i:  for each product, behind what stands in front of it: its copies are waited for; what is cleared of its tiles;
             barrier; copies for the product before it, S iterations on, whose tiles nobody reads any more; the product
 
-Where nothing behind the loop has a barrier, one stands at the end: the next tile's copies begin where the last product reads.
+With several stages the next tile's copies begin where the last product reads: where nothing behind the loop has a barrier, one
+stands at the end.
 A barrier stands behind each write of a shared tile by the threads themselves, and behind each wait for copies. That this orders
 all accesses is what `simulate` finds out.
 """
@@ -62,9 +63,9 @@ def schedule(kernel: ir.Kernel, target: Target) -> ir.Kernel:
             inner = tuple(s for inner in stmt.body for s in _loads_first(inner, stmt.var))
             body.append(Unrolled(stmt.location, stmt.var, constant_extent(stmt), inner))
     body = _announced(body, columns)
-    behind = itertools.dropwhile(lambda stmt: not isinstance(stmt, ir.Pipelined), body)
-    meets = any(isinstance(s, Sync) for stmt in [*behind][1:] for s in ir.walk((stmt,)))
-    body += () if meets or not chain else (Sync(tiles.location),)
+    behind = [*itertools.dropwhile(lambda stmt: not isinstance(stmt, ir.Pipelined), body)]
+    if chain and behind[0].num_stages > 1 and not any(isinstance(s, Sync) for s in ir.walk(tuple(behind[1:]))):
+        body += (Sync(tiles.location),)
     role = replace(role, body=(replace(tiles, body=body),))
     return replace(kernel, roles=(role,), rings=rings)
 
