@@ -235,7 +235,7 @@ def problems(row) -> list[library.Problem]:
         return [library.mla_problem(row, *call, spread=4.0, page=page) for call in calls]
     if row.op == "mla_decode_few":
         calls = ([200, 3, 140], row.tile[0] // 2, 2, 1, 2), ([700], row.tile[0] - 1, 1, 1, 3), ([130, 200, 129], 5)
-        return [library.mla_problem(row, *call, spread=4.0) for call in calls]
+        return [library.mla_problem(row, *call, spread=4.0, page=library.mla.PAGES[row.unit][0]) for call in calls]
     return library.edges(row)[:3]
 
 
