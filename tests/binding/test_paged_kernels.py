@@ -91,11 +91,18 @@ def test_masks_of_tiles(fake, mask):
 
 @pytest.mark.parametrize("page", [*PAGES, 3])
 def test_portable(fake, page):
-    """Pages of any size; a few queries too: no kernel of that target splits their keys."""
+    """Pages of any size; keys of a few queries are split."""
     fake.knobs(force="portable")
-    for rows, keys, packed in (([130, 0, 1, 60], [130, 40, 70, 61], True), ([40, 40], [130, 0], False), ([1, 1], [90, 3], False)):
-        name = check(fake, *chunk(rows, keys, page), packed=packed, causal=True, window_left=50)
-        assert name == "flash_attention_portable_bf16_64x64x64_lengths_paged_window_sinks"
+    for rows, keys, packed in (([130, 0, 1, 60], [130, 40, 70, 61], True), ([70, 70], [130, 0], False), ([1, 1], [90, 3], False)):
+        given, options = chunk(rows, keys, page), {"causal": True, "window_left": 50}
+        if len({*rows}) == 1 and rows[0] == 1:
+            q, k, v, cache = given
+            out, lse = fake.ops.flash_attention_paged(torch.stack(q), *cache, **options)
+            assert explain(fake, torch.stack(q), *cache, **options)[1] == "attention_decode_portable_bf16_64x64x64"
+            close(out.flatten(0, 1), lse.transpose(0, 1).flatten(1), q, k, v, **options)
+        else:
+            name = check(fake, *given, packed=packed, **options)
+            assert name == "flash_attention_portable_bf16_64x64x64_lengths_paged_window_sinks"
 
 
 @pytest.mark.parametrize("heads, kv_heads", [(1, 1), (3, 3), (6, 1)])
