@@ -25,7 +25,7 @@ DECODE = {name: k for name, k in EVERY.items() if k["op"] == "attention_decode"}
 pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device"),
-    pytest.mark.skipif(not (VARLEN and PAGED), reason="no such kernels in this build"),
+    pytest.mark.skipif(not (VARLEN and PAGED and DECODE), reason="no such kernels in this build"),
 ]
 
 
@@ -111,7 +111,7 @@ def test_paged(name, page):
     check_paged(name, kernel, [150] * 3, [400, 150, 30], page, 6, 2, *dims(kernel)[0], masks(kernel, 6)[0], False)
 
 
-@pytest.mark.parametrize("page", [2, 16, 48, 64, 256])
+@pytest.mark.parametrize("page", [1, 2, 16, 48, 64, 256])
 @pytest.mark.parametrize("name", DECODE)
 def test_decode(name, page):
     kernel = DECODE[name]
@@ -123,11 +123,11 @@ def test_decode(name, page):
     check_paged(name, kernel, [1] * 5, keys, page, 8, 2, *dims(kernel)[0], masks(kernel, 8)[-1], True)
 
 
-@pytest.mark.skipif(not DECODE, reason="no kernel that splits keys runs here")
 @pytest.mark.parametrize("splits", [0, 1, 2, 1000])
 @pytest.mark.parametrize("lengths", [[20000], [1, 5000, 0, 63, 640], [64] * 140, [1000] * 66 + [9000]], ids=len)
-def test_splits(lengths, splits):
-    name = next(name for name, k in DECODE.items() if k["tile"][2] == 128 and not k["softcap"])
+@pytest.mark.parametrize("target", TARGETS)
+def test_splits(lengths, splits, target):
+    name = next(n for n, k in DECODE.items() if k["target"] == target and k["tile"][2] == 128 and not k["softcap"])
     options = {"causal": True, "num_splits": splits, "sinks": normal(8, dtype=torch.float32, device="cuda", seed=7)}
     check_options = {key: value for key, value in options.items() if key != "num_splits"}
     dtype = DTYPES[DECODE[name]["x"]]
