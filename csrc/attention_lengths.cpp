@@ -170,10 +170,14 @@ bool can_number(int64_t page, int64_t pages) {
 void launch_lengths(Device& device, const AttentionVariant& v, const AttentionCall& call, const Lengths& lengths,
                     const TensorView& like, cudaStream_t stream) {
 #ifdef TILEOPS_PAGED
-  if (v.target == Target::sm_90a && v.paged) return launch_tiles<flash_attention_sm_90a_paged_params, true>(device, v, call, lengths, like, stream);
+  if (v.target == Target::sm_90a && v.paged) {
+    return launch_tiles<flash_attention_sm_90a_paged_params, true>(device, v, call, lengths, like, stream);
+  }
 #endif
 #ifdef TILEOPS_LENGTHS
-  if (v.target == Target::sm_90a) return launch_tiles<flash_attention_sm_90a_lengths_params, false>(device, v, call, lengths, like, stream);
+  if (v.target == Target::sm_90a) {
+    return launch_tiles<flash_attention_sm_90a_lengths_params, false>(device, v, call, lengths, like, stream);
+  }
 #endif
 #ifdef TILEOPS_PORTABLE_PAGED
   if (v.paged) return launch_tiles<flash_attention_portable_paged_params, true>(device, v, call, lengths, like, stream);

@@ -93,8 +93,10 @@ def test_masks_of_tiles(fake, mask):
 def test_portable(fake, page):
     """Pages of any size; keys of a few queries are split."""
     fake.knobs(force="portable")
-    for rows, keys, packed in (([130, 0, 1, 60], [130, 40, 70, 61], True), ([70, 70], [130, 0], False), ([1, 1], [90, 3], False)):
-        given, options = chunk(rows, keys, page), {"causal": True, "window_left": 50}
+    options = {"causal": True, "window_left": 50}
+    calls = ([130, 0, 1, 60], [130, 40, 70, 61], True), ([70, 70], [130, 0], False), ([1, 1], [90, 3], False)
+    for rows, keys, packed in calls:
+        given = chunk(rows, keys, page)
         if len({*rows}) == 1 and rows[0] == 1:
             q, k, v, cache = given
             out, lse = fake.ops.flash_attention_paged(torch.stack(q), *cache, **options)

@@ -48,17 +48,19 @@ def test_one_stage_that_two_products_read():
                 found.append(type(event.stmt).__name__.lower())
             case ir.Gemm(c=c):
                 found.append(f"product {c.name}")
-    step = ["sync", "load kv_cache", "commit", "wait 0", "sync", "product s", "sync", "sync", "product o"]  # top_all, p_half_all
+    step = ["sync", "load kv_cache", "commit", "wait 0", "sync", "product s"]
+    step += ["sync", "sync", "product o"]  # behind top_all and p_half_all
     assert found == ["load q", *step, *step, "sync"]
 
 
 def test_layouts():
     kernel = compiled(MLA)
-    found = {buffer.name: (layout, plan.registers(kernel, buffer)) for buffer, layout in kernel.layouts.items() if buffer.scope != "shared"}
-    assert found["s"] == (WgmmaAccumulator(16), 8) and found["o"] == (WgmmaAccumulator(16, 512), 64)
-    assert found["top"] == (AccumulatorColumns(16), 4)
-    shared = {buffer.name: layout for buffer, layout in kernel.layouts.items() if buffer.scope == "shared"}
-    assert shared["p_half_all"] == SharedTile(64, 16, 2, Swizzle.B32) and shared["top_all"].extent == 64
+    found = {buffer.name: layout for buffer, layout in kernel.layouts.items()}
+    registers = {buffer.name: plan.registers(kernel, buffer) for buffer in kernel.layouts if buffer.scope == "fragment"}
+    assert found["s"] == WgmmaAccumulator(16) and found["o"] == WgmmaAccumulator(16, 512)
+    assert found["top"] == AccumulatorColumns(16)
+    assert (registers["s"], registers["o"], registers["top"]) == (8, 64, 4)
+    assert found["p_half_all"] == SharedTile(64, 16, 2, Swizzle.B32) and found["top_all"].extent == 64
 
 
 SMALL = [replace(MLA, tile=(16, 64, 192, 128)), *(row for row in ROWS["attention_decode"][1:3])]  # of two stages, of one

@@ -10,8 +10,8 @@ from tileops_dsl.instruction_layouts import SharedTile
 
 DEEP = 128  # of K
 
-__all__ = ["column", "column_parts", "column_register", "keeper", "kept", "move", "offset", "own_row", "place", "product", "row"]
-__all__ += ["row_register"]
+__all__ = ["column", "column_parts", "column_register", "keeper", "kept", "move", "offset", "own_row", "place", "product"]
+__all__ += ["row", "row_register"]
 
 
 def offset(w: Writer, layout: SharedTile) -> str:
@@ -36,10 +36,11 @@ def move(w: Writer, word: str, tile: ir.Buffer, fragment: str, first: str, q: st
 
 def product(w: Writer, gemm: ir.Gemm) -> None:
     """16 of K after 16: A by 16 x 16, B by two blocks of 8 columns. ptxas loads ahead, of a deep product more than registers
-    hold; there, box by box. A that is stored [K, M] is loaded where it is multiplied, as wide as its boxes 64 rows at a time."""
+    hold; there, box by box. A that is stored [K, M] is loaded where it is multiplied, 64 rows of M, a box, at a time."""
     a, b, c = gemm.a, gemm.b, gemm.c.name
-    columns, blocks, per_block = gemm.c.shape[1], gemm.c.shape[0] // 64, "h * 8" if gemm.c.shape[0] > 64 else "0"
-    depth, box = a.shape[0 if gemm.transpose_a else 1], plan.tile_layout(w.kernel, a).box_columns if a.scope == "shared" else 0
+    columns, blocks = gemm.c.shape[1], gemm.c.shape[0] // 64
+    depth = a.shape[0 if gemm.transpose_a else 1]
+    box = plan.tile_layout(w.kernel, a).box_columns if a.scope == "shared" else 0
     if gemm.clear != ir.Const("bool", False):
         always = gemm.clear == ir.Const("bool", True)
         fill = f"fill<{plan.registers(w.kernel, gemm.c)}>({c}, 0, 0.0f);"
@@ -47,7 +48,7 @@ def product(w: Writer, gemm: ir.Gemm) -> None:
     with w.block(""):
         factor, first = a.name, f"{f'h * {w.span(depth)} + ' * (blocks > 1)}q * {w.span(16)}"
         if a.scope == "shared":
-            factor, first = f"{ir.buffer_of(a).name}_part", "0" if gemm.transpose_a else per_block
+            factor, first = f"{ir.buffer_of(a).name}_part", "h * 8" if blocks > 1 and not gemm.transpose_a else "0"
             w.line(f"Fragment<{_ctype(a)}, {8 * (1 if gemm.transpose_a else blocks)}> {factor};")
         _first_matrices(w, gemm)
         deep = a.scope == "shared" and not gemm.transpose_a and depth > DEEP

@@ -109,7 +109,8 @@ def _products_loop(kernel: ir.Kernel, loop: ir.Pipelined, once: list[ir.Copy]) -
     problem = f"{kernel.threads} threads have products that follow each other"
     require(kernel.threads == GROUP, problem, f"T.Kernel(threads={GROUP})", kernel.location)
     for gemm in products:
-        turned = gemm.transpose_a and gemm.a.scope == "shared" and not gemm.transpose_b
+        whole_boxes = ir.buffer_of(gemm.a).shape[1] % 64 == 0
+        turned = gemm.transpose_a and gemm.a.scope == "shared" and whole_boxes and not gemm.transpose_b
         parts = [tile for tile in (*[gemm.a] * (not turned), gemm.b, gemm.c) if isinstance(tile, ir.View)]
         fits = (turned or not gemm.transpose_a) and not parts and gemm.c.shape[1] % 16 == 0
         instead = "whole tiles, a multiple of 16 columns; an a stored [M, K], or [K, M] with b [K, N]"
@@ -199,7 +200,8 @@ def _announced(body, columns: int) -> tuple[ir.Stmt, ...]:
     """What is written to shared memory goes so many columns at a time, with a barrier behind it."""
     out: list[ir.Stmt] = []
     for stmt in chunked(body, columns):
-        out.append(replace(stmt, body=_announced(stmt.body, columns)) if isinstance(stmt, ir.If | ir.Pipelined | Unrolled) else stmt)
+        within = isinstance(stmt, ir.If | ir.Pipelined | Unrolled)
+        out.append(replace(stmt, body=_announced(stmt.body, columns)) if within else stmt)
         copy = stmt.body[-1] if isinstance(stmt, Chunks) else stmt
         if isinstance(copy, ir.Copy) and isinstance(copy.dst, ir.Buffer) and copy.dst.scope == "shared":
             out.append(Sync(copy.location))

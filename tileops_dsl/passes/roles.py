@@ -94,8 +94,8 @@ def _check_kernel(kernel: ir.Kernel, target: Target) -> None:
         problem = f"T.{type(stmt).__name__.lower()} has no meaning in T.Persistent yet"
         require(isinstance(stmt, kinds), problem, "T.Parallel, T.gemm, T.copy", stmt.location)
         by_element = isinstance(stmt, ir.Store) and isinstance(stmt.buffer, ir.Tensor)
-        problem = f"elements of a tensor are stored on {target.name}"
-        require(target.warp_groups or chained(kernel) or not by_element, problem, "T.copy of a tile, or target sm_90a", stmt.location)
+        problem, right = f"elements of a tensor are stored on {target.name}", target.warp_groups or chained(kernel)
+        require(right or not by_element, problem, "T.copy of a tile, or target sm_90a", stmt.location)
 
 
 def _producer_copies(kernel: ir.Kernel) -> list[ir.Copy]:
