@@ -132,7 +132,7 @@ const char* why_other_kind(const AttentionVariant& v, const AttentionCall& call)
 const char* why_not(const AttentionVariant& v, const AttentionCall& call) {
   if (const char* reason = why_other_kind(v, call)) return reason;
   if (v.lengths && call.has_copies()) return "rows of q, keys, values and out are not aligned to 16 bytes";
-  if (v.paged && (call.sk() & -call.sk()) * kBoxes < v.bn) return "a page is not a multiple of 2";
+  if (v.paged && v.target == Target::sm_90a && (call.sk() & -call.sk()) * kBoxes < v.bn) return "a page is not a multiple of 2";
   return counts_in_32_bits(v, call) ? nullptr : "it counts queries, keys, heads and tiles in 32 bits";
 }
 

@@ -1,9 +1,11 @@
 #include "attention_decode.h"
 
 #include <algorithm>
+#include <type_traits>
 
 #include "allocate.h"
 #include "attention_check.h"
+#include "attention_launch.h"
 #include "attention_lengths.h"
 #include "gemm_problem.h"
 #include "measured_choice.h"
@@ -14,6 +16,12 @@
 #if __has_include("attention_decode_sm_90a_params.h")
 #include "attention_decode_sm_90a_params.h"
 #define TILEOPS_DECODE
+#define TILEOPS_DECODE_SM_90A
+#endif
+#if __has_include("attention_decode_portable_params.h")
+#include "attention_decode_portable_params.h"
+#define TILEOPS_DECODE
+#define TILEOPS_DECODE_PORTABLE
 #endif
 
 namespace tileops {
@@ -140,8 +148,30 @@ tensor_map map_rows(const DecodeCall& call, const Rows& q, DType type, const Map
   return map_of({q.data, 4, {call.attention.head_dim(), extents[2], extents[1], extents[0]}, {bytes(2), bytes(1), bytes(0)}, type, box});
 }
 
+// What says where q and the caches lie: TMA's maps, or addresses and strides.
+template <typename Params>
+void set_tensors(Params* p, const DecodeVariant& v, const DecodeCall& call, const Rows& q, int64_t together) {
+  const AttentionCall& a = call.attention;
+  if constexpr (std::is_same_v<decltype(p->q), tensor_map>) {
+    p->q = map_rows(call, q, v.x, v.maps[0]);
+    p->k = map_pages(a.k, v.x, v.maps[1], together);
+    p->v = map_pages(a.v, v.x, v.maps[2], together);
+  } else {
+    p->q = q.data;
+    p->k = a.k.data;
+    p->v = a.v.data;
+    p->head_dim = static_cast<int32_t>(a.head_dim());
+    const int64_t extents[] = {call.requests(), a.kv_heads(), call.rows()};
+    for (int dim = 0; dim < 3; ++dim) p->q_stride[dim] = extents[dim] > 1 ? q.strides[dim] : 0;
+    p->q_stride[3] = 1;
+    set_strides(p->k_stride, a.k);
+    set_strides(p->v_stride, a.v);
+  }
+}
+
 // One for each row of an item: repeated for each query.
-void bind_sinks(const DecodeCall& call, const TensorView* sinks, Owned* copies, attention_decode_sm_90a_params* p) {
+template <typename Params>
+void bind_sinks(const DecodeCall& call, const TensorView* sinks, Owned* copies, Params* p) {
   if (!sinks) return;
   const int64_t group = call.group(), stride = sinks->strides[0];
   p->sinks_dtype = static_cast<int32_t>(call.attention.sinks_type);
@@ -158,28 +188,26 @@ void bind_sinks(const DecodeCall& call, const TensorView* sinks, Owned* copies, 
   p->sinks_stride[1] = 1;
 }
 
-}  // namespace
-
-void launch_decode(Device& device, const DecodeVariant& v, const DecodeCall& call, const TensorView& q, const TensorView* sinks,
-                   const std::vector<Place>& places, cudaStream_t stream) {
+template <typename Params>
+void launch(Device& device, const DecodeVariant& v, const DecodeCall& call, const TensorView& q, const TensorView* sinks,
+            const std::vector<Place>& places, cudaStream_t stream) {
   const NoGrad no_grad;
   const AttentionCall& a = call.attention;
   const int64_t columns = a.head_dim_v(), together = rows_together(a.sk(), v.bn);
-  resident_ctas(device, v);
+  const int resident = resident_ctas(device, v);
   const Rows rows = rows_of_q(call, q);
   const Rows out = rows_of_result(call, places[0].data, v.x, a.out.strides[0], a.out.strides[2], columns, q);
   const Rows lse = rows_of_result(call, a.lse, DType::f32, a.lse_strides[0], a.lse_strides[1], 0, q);
-  const int64_t parts = std::max<int64_t>(device.multiprocessors / ceil_div(call.rows(), v.bm), 1);
+  const int ctas = v.target == Target::portable ? resident : device.multiprocessors;  // two of a GPU with room: one loads
+  const int64_t parts = std::max<int64_t>(ctas / ceil_div(call.rows(), v.bm), 1);
   const SplitProblem problem = {v.op, call.cache_seqlens, call.requests() * a.kv_heads(), a.kv_heads(), call.rows(), columns,
                                 parts, v.bn, call.queries() + a.window_left, kOverhead, call.num_splits};
   const Split split = make_schedule(problem, q, stream);
 
-  attention_decode_sm_90a_params p = {};
+  Params p = {};
   Owned repeated;
   bind_sinks(call, sinks, &repeated, &p);
-  p.q = map_rows(call, rows, v.x, v.maps[0]);
-  p.k = map_pages(a.k, v.x, v.maps[1], together);
-  p.v = map_pages(a.v, v.x, v.maps[2], together);
+  set_tensors(&p, v, call, rows, together);
   p.out = out.data;
   p.lse = lse.data;
   std::copy(out.strides, out.strides + 4, p.out_stride);
@@ -221,6 +249,18 @@ void launch_decode(Device& device, const DecodeVariant& v, const DecodeCall& cal
   const int64_t *o = a.out.strides, *l = a.lse_strides;
   if (out.copy) copy(view_of_rows(call, places[0].handle, o[0], o[1], o[2], 1, columns), out.copy.get());
   if (lse.copy) copy(view_of_rows(call, places[1].handle, l[0], l[2], l[1], 1, 0), lse.copy.get());
+}
+
+}  // namespace
+
+void launch_decode(Device& device, const DecodeVariant& v, const DecodeCall& call, const TensorView& q, const TensorView* sinks,
+                   const std::vector<Place>& places, cudaStream_t stream) {
+#ifdef TILEOPS_DECODE_PORTABLE
+  if (v.target == Target::portable) return launch<attention_decode_portable_params>(device, v, call, q, sinks, places, stream);
+#endif
+#ifdef TILEOPS_DECODE_SM_90A
+  launch<attention_decode_sm_90a_params>(device, v, call, q, sinks, places, stream);
+#endif
 }
 
 #else

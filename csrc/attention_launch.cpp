@@ -69,13 +69,6 @@ flash_attention_sm_90a_params sm_90a_params(const AttentionVariant& v, const Att
 #endif
 
 #ifdef TILEOPS_PORTABLE
-// Batch, heads, tokens, columns: the program's order. A stride of a dimension of one may be no multiple of 16 bytes.
-void set_strides(int64_t (&to)[4], const AttentionTensor& from) {
-  const int order[] = {0, 2, 1};
-  for (int dim = 0; dim < 3; ++dim) to[dim] = from.extents[order[dim]] > 1 ? from.strides[order[dim]] : 0;
-  to[3] = 1;
-}
-
 // Copies of 16 bytes want what TMA wants, so the tensors are the same.
 flash_attention_portable_params portable_params(const AttentionCall& call) {
   auto params = common_params<flash_attention_portable_params>(call);
@@ -101,6 +94,12 @@ void launch(Device& device, const AttentionVariant& v, const AttentionCall& call
 }
 
 }  // namespace
+
+void set_strides(int64_t (&to)[4], const AttentionTensor& from) {
+  const int order[] = {0, 2, 1};
+  for (int dim = 0; dim < 3; ++dim) to[dim] = from.extents[order[dim]] > 1 ? from.strides[order[dim]] : 0;
+  to[3] = 1;
+}
 
 void launch_attention(Device& device, const AttentionVariant& variant, const AttentionCall& call, cudaStream_t stream) {
 #ifdef TILEOPS_SM_90A

@@ -1,8 +1,10 @@
 #include "attention_lengths.h"
 
 #include <algorithm>
+#include <type_traits>
 
 #include "allocate.h"
+#include "attention_launch.h"
 #include "gemm_problem.h"
 #include "kernels/attention_tiles_params.h"
 #include "measured_choice.h"
@@ -16,6 +18,14 @@
 #if __has_include("flash_attention_sm_90a_paged_params.h")
 #include "flash_attention_sm_90a_paged_params.h"
 #define TILEOPS_PAGED
+#endif
+#if __has_include("flash_attention_portable_lengths_params.h")
+#include "flash_attention_portable_lengths_params.h"
+#define TILEOPS_PORTABLE_LENGTHS
+#endif
+#if __has_include("flash_attention_portable_paged_params.h")
+#include "flash_attention_portable_paged_params.h"
+#define TILEOPS_PORTABLE_PAGED
 #endif
 
 extern "C" void attention_tiles(tileops::attention_tiles_params);
@@ -67,34 +77,48 @@ tensor_map map_tokens(const AttentionTensor& t, DType type, MapBox box, int64_t 
   return map_of({t.data, 4, {t.columns, t.extents[1], t.extents[2], t.extents[0]}, {bytes(1), bytes(2), bytes(0)}, type, box});
 }
 
-#ifdef TILEOPS_LENGTHS
-void set_keys(flash_attention_sm_90a_lengths_params* p, const AttentionCall& call, const Lengths&, int64_t) {
-  p->sk = static_cast<int32_t>(call.sk());
-}
-#endif
-#ifdef TILEOPS_PAGED
-void set_keys(flash_attention_sm_90a_paged_params* p, const AttentionCall& call, const Lengths& lengths, int64_t together) {
-  p->pages = static_cast<int32_t>(call.k.extents[0]);
-  p->page = static_cast<int32_t>(call.sk());
-  p->block_table = lengths.block_table;
-  p->block_table_stride[0] = lengths.block_table_stride;
-  p->block_table_stride[1] = 1;
-  p->requests = static_cast<int32_t>(lengths.requests);
-  p->table = static_cast<int32_t>(lengths.table_width);
-  p->unit = static_cast<int32_t>(together);
-  p->inverse = inverse_of(call.sk());
-}
-#endif
-
+// What says where tensors lie: TMA's maps, or addresses and strides.
 template <typename Params>
+void set_tensors(Params* p, const AttentionVariant& v, const AttentionCall& call, int64_t together) {
+  if constexpr (std::is_same_v<decltype(p->q), tensor_map>) {
+    p->q = map_tokens(call.q, v.x, v.maps[0], v.maps[0].rows);
+    p->k = map_tokens(call.k, v.x, v.maps[1], together);
+    p->v = map_tokens(call.v, v.x, v.maps[2], together);
+  } else {
+    p->q = call.q.data;
+    p->k = call.k.data;
+    p->v = call.v.data;
+    p->head_dim = static_cast<int32_t>(call.head_dim());
+    set_strides(p->q_stride, call.q);
+    set_strides(p->k_stride, call.k);
+    set_strides(p->v_stride, call.v);
+  }
+}
+
+template <bool kPaged, typename Params>
+void set_keys(Params* p, const AttentionCall& call, const Lengths& lengths, int64_t together) {
+  if constexpr (kPaged) {
+    p->pages = static_cast<int32_t>(call.k.extents[0]);
+    p->page = static_cast<int32_t>(call.sk());
+    p->block_table = lengths.block_table;
+    p->block_table_stride[0] = lengths.block_table_stride;
+    p->block_table_stride[1] = 1;
+    p->requests = static_cast<int32_t>(lengths.requests);
+    p->table = static_cast<int32_t>(lengths.table_width);
+    p->unit = static_cast<int32_t>(together);
+    p->inverse = inverse_of(call.sk());
+  } else {
+    p->sk = static_cast<int32_t>(call.sk());
+  }
+}
+
+template <typename Params, bool kPaged>
 void launch_tiles(Device& device, const AttentionVariant& v, const AttentionCall& call, const Lengths& lengths,
                   const TensorView& like, cudaStream_t stream) {
   const Tiles tiles = list_tiles(v, call, lengths, like, stream);
   const int64_t together = v.paged ? rows_together(call.sk(), v.bn) : v.bn;
   Params p = {};
-  p.q = map_tokens(call.q, v.x, v.maps[0], v.maps[0].rows);
-  p.k = map_tokens(call.k, v.x, v.maps[1], together);
-  p.v = map_tokens(call.v, v.x, v.maps[2], together);
+  set_tensors(&p, v, call, together);
   p.out = const_cast<void*>(call.out.data);
   p.lse = call.lse;
   p.batches = 1;
@@ -114,7 +138,7 @@ void launch_tiles(Device& device, const AttentionVariant& v, const AttentionCall
   p.tiles_stride[0] = 8;
   p.tiles_stride[1] = 1;
   p.tile_count = mutable_data(tiles.count.get());
-  set_keys(&p, call, lengths, together);
+  set_keys<kPaged>(&p, call, lengths, together);
   p.scale_log2 = call.scale_log2;
   p.cap_scale = call.cap_scale;
   p.window_left = static_cast<int32_t>(call.window_left);
@@ -146,10 +170,20 @@ bool can_number(int64_t page, int64_t pages) {
 void launch_lengths(Device& device, const AttentionVariant& v, const AttentionCall& call, const Lengths& lengths,
                     const TensorView& like, cudaStream_t stream) {
 #ifdef TILEOPS_PAGED
-  if (v.paged) return launch_tiles<flash_attention_sm_90a_paged_params>(device, v, call, lengths, like, stream);
+  if (v.target == Target::sm_90a && v.paged) {
+    return launch_tiles<flash_attention_sm_90a_paged_params, true>(device, v, call, lengths, like, stream);
+  }
 #endif
 #ifdef TILEOPS_LENGTHS
-  launch_tiles<flash_attention_sm_90a_lengths_params>(device, v, call, lengths, like, stream);
+  if (v.target == Target::sm_90a) {
+    return launch_tiles<flash_attention_sm_90a_lengths_params, false>(device, v, call, lengths, like, stream);
+  }
+#endif
+#ifdef TILEOPS_PORTABLE_PAGED
+  if (v.paged) return launch_tiles<flash_attention_portable_paged_params, true>(device, v, call, lengths, like, stream);
+#endif
+#ifdef TILEOPS_PORTABLE_LENGTHS
+  launch_tiles<flash_attention_portable_lengths_params, false>(device, v, call, lengths, like, stream);
 #endif
 }
 

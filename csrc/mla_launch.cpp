@@ -1,6 +1,8 @@
 #include "mla_launch.h"
 
 #include <algorithm>
+#include <type_traits>
+#include <vector>
 
 #include "attention_check.h"
 #include "attention_lengths.h"
@@ -12,8 +14,14 @@
 // A build without such kernels has no parameters of theirs.
 #if __has_include("mla_decode_sm_90a_params.h") && __has_include("mla_decode_few_sm_90a_params.h")
 #define TILEOPS_MLA
+#define TILEOPS_MLA_SM_90A
 #include "mla_decode_few_sm_90a_params.h"
 #include "mla_decode_sm_90a_params.h"
+#endif
+#if __has_include("mla_decode_few_portable_params.h")
+#define TILEOPS_MLA
+#define TILEOPS_MLA_PORTABLE
+#include "mla_decode_few_portable_params.h"
 #endif
 
 namespace tileops {
@@ -38,8 +46,9 @@ bool has_rows(const MlaCall& call, const int64_t* strides) {
   return call.sq == 1 || call.heads == 1 || strides[1] == call.heads * strides[2];
 }
 
-// Each tile of rows reads the cache: as few tiles as can be; then as few rows beyond the call's.
+// Each tile of rows reads the cache: as few tiles as can be; then as few rows beyond the call's. Warp groups before warps.
 bool is_better(const MlaVariant& v, const MlaVariant& other, int64_t rows) {
+  if (v.target != other.target) return v.target == Target::sm_90a;
   const int64_t tiles = ceil_div(rows, v.bm), others = ceil_div(rows, other.bm);
   return tiles < others || (tiles == others && v.bm < other.bm);
 }
@@ -51,12 +60,14 @@ bool has_type_and_dims(const MlaVariant& v, const MlaCall& call) {
 
 // What the pages have that kernels of the device for such a call serve, though not this one.
 std::string other_pages(const Device& device, const MlaCall& call) {
-  std::string found;
+  std::vector<std::string> sizes;
   for (const MlaVariant* v = mla_variants; v != mla_variants + mla_variant_count; ++v) {
     if (!device.runs(v->target) || !has_type_and_dims(*v, call) || !why_other_kind(*v, call)) continue;
-    found += (found.empty() ? "; there is one for pages of " : " or ") + std::string(v->unit > 0 ? "a multiple of " : "") +
-             std::to_string(v->unit > 0 ? v->unit : v->block);
+    const std::string size = v->unit > 0 ? "a multiple of " + std::to_string(v->unit) : std::to_string(v->block);
+    if (std::find(sizes.begin(), sizes.end(), size) == sizes.end()) sizes.push_back(size);
   }
+  std::string found;
+  for (const std::string& size : sizes) found += (found.empty() ? "; there is one for pages of " : " or ") + size;
   return found;
 }
 
@@ -114,13 +125,24 @@ tensor_map map_rows(const MlaVariant& v, MapBox box, const void* data, int64_t c
   return map_of({data, 3, {columns, rows, count}, {bytes(rows, strides[1]), bytes(count, strides[0])}, v.x, box});
 }
 
-// What both programs take: all but out, and what says how pages are read.
+// What all programs take: all but out, and what says how pages are read.
 template <typename Params>
 Params parameters(const MlaVariant& v, const MlaCall& call, const SplitProblem& problem, const Split& split) {
   Params p = {};
-  const MapBox cache = {v.maps[1].columns, unit_of(v, call), v.maps[1].swizzle};
-  p.q = map_rows(v, v.maps[0], call.q, v.head_dim, call.rows(), call.batches, call.q_strides);
-  p.kv_cache = map_rows(v, cache, call.cache, v.head_dim, call.page, call.pages, call.cache_strides);
+  if constexpr (std::is_same_v<decltype(p.q), tensor_map>) {
+    const MapBox cache = {v.maps[1].columns, unit_of(v, call), v.maps[1].swizzle};
+    p.q = map_rows(v, v.maps[0], call.q, v.head_dim, call.rows(), call.batches, call.q_strides);
+    p.kv_cache = map_rows(v, cache, call.cache, v.head_dim, call.page, call.pages, call.cache_strides);
+  } else {  // the stride of a dimension of one may be no multiple of 16 bytes
+    p.q = call.q;
+    p.kv_cache = call.cache;
+    const int64_t q[] = {call.batches, call.rows()}, cache[] = {call.pages, call.page};
+    for (int dim = 0; dim < 2; ++dim) {
+      p.q_stride[dim] = q[dim] > 1 ? call.q_strides[dim] : 0;
+      p.kv_cache_stride[dim] = cache[dim] > 1 ? call.cache_strides[dim] : 0;
+    }
+    p.q_stride[2] = p.kv_cache_stride[2] = 1;
+  }
   p.lse = call.lse;
   p.partial = mutable_data(split.partial.get());
   p.partial_lse = mutable_data(split.partial_lse.get());
@@ -148,10 +170,28 @@ Params parameters(const MlaVariant& v, const MlaCall& call, const SplitProblem& 
   return p;
 }
 
+// Of mla_decode_few.
+template <typename Params>
+void set_out(Params* p, const MlaCall& call, const int64_t* strides) {
+  p->out = call.out;
+  std::copy(strides, strides + 2, p->out_stride);
+  p->out_stride[2] = 1;
+}
+
 void launch_decode(const MlaVariant& v, const MlaCall& call, const SplitProblem& problem, const Split& split, cudaStream_t stream) {
   const dim3 grid(static_cast<unsigned>(ceil_div(call.rows(), v.bm)), static_cast<unsigned>(problem.parts), 1);
   const Launch launch = {kOp, v.name, v.kernel, grid, v.threads, v.shared_bytes, 0};
   const int64_t out_strides[] = {call.out_strides[0], call.heads > 1 ? call.out_strides[2] : call.out_strides[1]};
+#ifdef TILEOPS_MLA_PORTABLE
+  if (v.target == Target::portable) {
+    auto p = parameters<mla_decode_few_portable_params>(v, call, problem, split);
+    p.page = static_cast<int32_t>(call.page);
+    p.inverse = inverse_of(call.page);
+    set_out(&p, call, out_strides);
+    return launch_kernel(launch, &p, stream);
+  }
+#endif
+#ifdef TILEOPS_MLA_SM_90A
   if (v.maps[2].columns > 0) {
     auto p = parameters<mla_decode_sm_90a_params>(v, call, problem, split);
     p.page = static_cast<int32_t>(call.page);
@@ -161,18 +201,18 @@ void launch_decode(const MlaVariant& v, const MlaCall& call, const SplitProblem&
     launch_kernel(launch, &p, stream);
   } else {
     auto p = parameters<mla_decode_few_sm_90a_params>(v, call, problem, split);
-    p.out = call.out;
-    std::copy(out_strides, out_strides + 2, p.out_stride);
-    p.out_stride[2] = 1;
+    set_out(&p, call, out_strides);
     launch_kernel(launch, &p, stream);
   }
+#endif
 }
 
 }  // namespace
 
 void launch_mla(Device& device, const MlaVariant& v, const MlaCall& call, const TensorView& like, cudaStream_t stream) {
-  resident_ctas(device, v);
-  const int64_t parts = std::max<int64_t>(device.multiprocessors / ceil_div(call.rows(), v.bm), 1);
+  const int resident = resident_ctas(device, v);
+  const int ctas = v.target == Target::portable ? resident : device.multiprocessors;  // two of a GPU with room: one loads
+  const int64_t parts = std::max<int64_t>(ctas / ceil_div(call.rows(), v.bm), 1);
   const SplitProblem problem = {kOp, call.cache_seqlens, call.batches, 1, call.rows(), call.head_dim_v,
                                 parts, v.block, INT32_MAX, kOverhead, call.num_splits};
   const Split split = make_schedule(problem, like, stream);

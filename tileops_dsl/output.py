@@ -42,7 +42,7 @@ def compile_config(config: Config, dump=lambda kernel, step, text: None, program
         return Generated(config, report.of_rows(config, kernel) + code, entry | sites)
     maps = plan.tma_tensors(kernel).items() if target.warp_groups else ()
     entry["maps"] = {tensor.name: {"box": box, "swizzle": tile.swizzle.row_bytes} for tensor, (tile, box) in maps}
-    for copy in (s for s in ir.walk(kernel.body, ir.Copy) if s.box_row):  # the parameter that has the rows of a box
+    for copy in (s for s in ir.walk(kernel.body, ir.Copy) if s.box_row and maps):  # the parameter that has the rows of a box
         entry["maps"][copy.src.tensor.name]["rows"] = str(copy.box_row.rows)
     return Generated(config, report.header(config, kernel) + code, entry | sites, report.report(config, kernel, target))
 

@@ -66,8 +66,9 @@ def feeds_itself(kernel: ir.Kernel) -> bool:
 
 
 def chained(kernel: ir.Kernel) -> bool:
-    """Whether a product reads from registers what another one has left there. Then each warp needs whole rows."""
-    return any(gemm.a.scope == "fragment" for gemm in ir.walk(kernel.body, ir.Gemm))
+    """Whether products follow each other, of which one reads what another has left in registers. Then warps need whole rows."""
+    gemms = list(ir.walk(kernel.body, ir.Gemm))
+    return len(gemms) > 1 or any(gemm.a.scope == "fragment" for gemm in gemms)
 
 
 def group_threads(kernel: ir.Kernel) -> int:

@@ -63,6 +63,9 @@ extern const AttentionVariant attention_variants[] = {
     ATTENTION(bf16, "lengths_paged_window_sinks", 128, 128, 64),
     ATTENTION(bf16, "lengths_paged_window_softcap", 64, 96, 64),
     ATTENTION(bf16, "lengths_paged_window_sinks", 128, 192, 128),
+    PORTABLE(bf16, "lengths_window_sinks", 64, 64, 64),
+    PORTABLE(bf16, "lengths_window_sinks_softcap", 64, 64, 64),
+    PORTABLE(bf16, "lengths_paged_window_sinks", 64, 64, 64),
     {}};
 extern const int attention_variant_count = sizeof(attention_variants) / sizeof(attention_variants[0]) - 1;
 

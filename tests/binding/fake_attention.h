@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include <algorithm>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -83,6 +84,16 @@ Scores scores_of(const Params& p, bool softcap, bool sinks, int64_t head, int64_
   return s;
 }
 
+// Columns of values, as either program calls them.
+template <typename Params>
+auto columns_of_v(const Params& p) -> decltype(p.head_dim_v) {
+  return p.head_dim_v;
+}
+template <typename Params>
+auto columns_of_v(const Params& p) -> decltype(p.dim_v) {
+  return p.dim_v;
+}
+
 // Keys and values in pages, as a paged kernel finds them: without a division, through the table of a request.
 template <typename Params>
 struct Pages {
@@ -93,9 +104,15 @@ struct Pages {
   Pages(const Params& params, int64_t request_count, int bn, int head_dim, int head_dim_v, const tileops::MapBox* maps, int type)
       : p(params), requests(request_count) {
     const int unit = p.unit;
-    if (unit < 1 || (unit & (unit - 1)) || p.page % unit || bn % unit || unit * 128 < bn || p.block_table_stride[1] != 1) abort();
-    k = of_map(p.k, p.pages, p.kv_heads, p.page, head_dim, type, {maps[1].columns, unit, maps[1].swizzle});
-    v = of_map(p.v, p.pages, p.kv_heads, p.page, head_dim_v, type, {maps[2].columns, unit, maps[2].swizzle});
+    if (p.block_table_stride[1] != 1) abort();
+    if constexpr (std::is_same_v<std::decay_t<decltype(p.k)>, tileops::tensor_map>) {
+      if (unit < 1 || (unit & (unit - 1)) || p.page % unit || bn % unit || unit * 128 < bn) abort();
+      k = of_map(p.k, p.pages, p.kv_heads, p.page, head_dim, type, {maps[1].columns, unit, maps[1].swizzle});
+      v = of_map(p.v, p.pages, p.kv_heads, p.page, head_dim_v, type, {maps[2].columns, unit, maps[2].swizzle});
+    } else {
+      k = of_strides(p.k, p.k_stride, p.head_dim, head_dim, type);
+      v = of_strides(p.v, p.v_stride, columns_of_v(p), head_dim_v, type);
+    }
   }
 
   std::pair<int64_t, int64_t> place(int64_t request, int64_t key) const {  // page, and slot in it

@@ -162,6 +162,7 @@ extern const RowVariant row_variants[] = {
     ROW(merge_attention, sm_90a, bf16, bf16, 8, , 64, 4),
     ROW(merge_attention, sm_90a, bf16, bf16, 1, , 0, 2),
     ROW(merge_attention, portable, bf16, bf16, 1, , 0, 1),
+    ROW(mla_combine, portable, f32, bf16, 4, , 512, 1),
     ROW(mla_combine, sm_90a, f32, bf16, 4, , 512, 1),
     ROW(mla_combine, sm_90a, f32, f16, 4, , 512, 1),
     {nullptr, nullptr, Target::portable, DType::none, DType::none, 0, false, false, 0, 0, false, 0, 0, nullptr}};

@@ -5,15 +5,17 @@
 
 #include <algorithm>
 
+#include "attention_decode_portable_params.h"
 #include "attention_decode_sm_90a_params.h"
 #include "fake_attention.h"
 #include "mla_combine_params.h"
 
 namespace tileops {
 
-#define DECODE(x, bn, dims, head_dim, head_dim_v, softcap, name)                                                      \
-  {"attention_decode", "attention_decode_sm_90a_" #x "_64x" #bn "x" dims name, Target::sm_90a, DType::x, 64, bn, head_dim, \
+#define NAMED(target, x, bn, dims, head_dim, head_dim_v, softcap, name)                                                      \
+  {"attention_decode", "attention_decode_" #target "_" #x "_64x" #bn "x" dims name, Target::target, DType::x, 64, bn, head_dim, \
    head_dim_v, softcap, 256, 4000 + __COUNTER__, {{64, 64, 128}, {64, bn, 128}, {64, bn, 128}}, &places[__COUNTER__]}
+#define DECODE(x, bn, dims, head_dim, head_dim_v, softcap, name) NAMED(sm_90a, x, bn, dims, head_dim, head_dim_v, softcap, name)
 
 static const char places[32] = {};  // their addresses are the kernels
 
@@ -23,6 +25,7 @@ extern const DecodeVariant decode_variants[] = {
     DECODE(bf16, 128, "64", 64, 64, true, "_softcap"),
     DECODE(bf16, 96, "192x128", 192, 128, false, ""),
     DECODE(f16, 128, "64", 64, 64, false, ""),
+    NAMED(portable, bf16, 64, "64", 64, 64, false, ""),
     {}};
 extern const int decode_variant_count = sizeof(decode_variants) / sizeof(decode_variants[0]) - 1;
 
@@ -30,11 +33,25 @@ extern const int decode_variant_count = sizeof(decode_variants) / sizeof(decode_
 
 namespace {
 
-using Params = tileops::attention_decode_sm_90a_params;
 using fake::Heads;
 
-Params launched = {};  // the one whose results are to be merged; n is 0 where there is none
+// Of the launch whose results are to be merged; items is 0 where there is none.
+struct Results {
+  void *out, *lse, *partial, *partial_lse;
+  int64_t items, kv_heads, rows, dim_v, splits, out_stride[3], lse_stride[3];
+} launched = {};
 
+template <typename Params>
+Heads queries_of(const tileops::DecodeVariant& v, const Params& p) {
+  if constexpr (std::is_same_v<decltype(p.q), tileops::tensor_map>) {
+    if (reinterpret_cast<uintptr_t>(&p) % 64 != 0) abort();
+    return fake::of_map(p.q, p.n, p.kv_heads, p.rows, v.head_dim, int(v.x), v.maps[0]);
+  } else {
+    return fake::of_strides(p.q, p.q_stride, p.head_dim, v.head_dim, int(v.x));
+  }
+}
+
+template <typename Params>
 void compute(const tileops::DecodeVariant& v, const Params& p, const Heads& q, const fake::Pages<Params>& keys, const Heads& out,
              int64_t request, int64_t head, int64_t row) {
   const int64_t length = static_cast<const int32_t*>(p.cache_seqlens)[request];
@@ -55,6 +72,7 @@ void compute(const tileops::DecodeVariant& v, const Params& p, const Heads& q, c
   fake::store(p.lse, request * p.lse_stride[0] + head * p.lse_stride[1] + row * p.lse_stride[2], 3, lse);
 }
 
+template <typename Params>
 void check(const tileops::DecodeVariant& v, const cudaLaunchConfig_t& config, const Params& p) {
   const tileops::split_schedule_params& dealt = fake::last_schedule();
   const int64_t queries = p.rows / p.shared_by;
@@ -65,7 +83,25 @@ void check(const tileops::DecodeVariant& v, const cudaLaunchConfig_t& config, co
   const bool strides = p.schedule_stride[0] == 8 && p.schedule_stride[1] == 1 && p.partial_stride[0] == p.rows * p.dim_v &&
                        p.partial_stride[1] == p.dim_v && p.partial_stride[2] == 1 && p.partial_lse_stride[0] == p.rows &&
                        p.partial_lse_stride[1] == 1;
-  if (!all || !same || !grid || !strides || p.rows > v.bm || reinterpret_cast<uintptr_t>(&p) % 64 != 0) abort();
+  if (!all || !same || !grid || !strides || p.rows > v.bm) abort();
+}
+
+template <typename Params>
+void run(const tileops::DecodeVariant& v, const cudaLaunchConfig_t& config, const Params& p) {
+  check(v, config, p);
+  const int type = int(v.x);
+  const Heads q = queries_of(v, p);
+  const fake::Pages<Params> keys(p, p.n, v.bn, v.head_dim, v.head_dim_v, v.maps, type);
+  const Heads out = fake::of_strides(p.out, p.out_stride, p.dim_v, v.head_dim_v, type);
+  if (q.columns != keys.k.columns || out.columns != keys.v.columns || out.columns % 8 != 0) abort();
+  for (int64_t item = 0; item < p.items; ++item) {
+    for (int64_t row = 0; row < p.rows; ++row) compute(v, p, q, keys, out, item / p.kv_heads, item % p.kv_heads, row);
+  }
+  fake::record_launch(v.name, {p.n, p.rows, p.page, p.unit, fake::last_schedule().most_pieces});
+  if (fake::last_schedule().most_pieces == 1) return;
+  launched = {p.out, p.lse, p.partial, p.partial_lse, p.items, p.kv_heads, p.rows, p.dim_v, p.splits, {}, {}};
+  std::copy(p.out_stride, p.out_stride + 3, launched.out_stride);
+  std::copy(p.lse_stride, p.lse_stride + 3, launched.lse_stride);
 }
 
 }  // namespace
@@ -73,27 +109,20 @@ void check(const tileops::DecodeVariant& v, const cudaLaunchConfig_t& config, co
 namespace fake {
 
 void launch_decode(const tileops::DecodeVariant& v, const cudaLaunchConfig_t& config, const void* params) {
-  const auto& p = *static_cast<const Params*>(params);
-  check(v, config, p);
-  const int type = int(v.x);
-  const Heads q = of_map(p.q, p.n, p.kv_heads, p.rows, v.head_dim, type, v.maps[0]);
-  const Pages<Params> keys(p, p.n, v.bn, v.head_dim, v.head_dim_v, v.maps, type);
-  const Heads out = of_strides(p.out, p.out_stride, p.dim_v, v.head_dim_v, type);
-  if (q.columns != keys.k.columns || out.columns != keys.v.columns || out.columns % 8 != 0) abort();
-  for (int64_t item = 0; item < p.items; ++item) {
-    for (int64_t row = 0; row < p.rows; ++row) compute(v, p, q, keys, out, item / p.kv_heads, item % p.kv_heads, row);
+  if (v.target == tileops::Target::sm_90a) {
+    run(v, config, *static_cast<const tileops::attention_decode_sm_90a_params*>(params));
+  } else {
+    run(v, config, *static_cast<const tileops::attention_decode_portable_params*>(params));
   }
-  record_launch(v.name, {p.n, p.rows, p.page, p.unit, last_schedule().most_pieces});
-  if (last_schedule().most_pieces != 1) launched = p;
 }
 
 // Of attention_decode, or of mla_decode.
 void combine(const tileops::RowVariant& v, dim3 grid, const void* params) {
   const auto& m = *static_cast<const tileops::mla_combine_params*>(params);
   if (grid.x != (m.inner + v.rows_per_block - 1) / v.rows_per_block || grid.y != m.outer || grid.z != m.batch) abort();
-  const Params p = launched;
+  const Results p = launched;
   launched = {};
-  if (p.n == 0) return;
+  if (p.items == 0) return;
   const bool same = m.out == p.out && m.lse == p.lse && m.partial == p.partial && m.partial_lse == p.partial_lse &&
                     m.requests == p.items && m.outer == 1 && m.inner == p.rows && m.cols == p.dim_v && m.splits == p.splits;
   if (!same) abort();

@@ -8,6 +8,8 @@
 #include <vector>
 
 #include "fake_attention.h"
+#include "flash_attention_portable_lengths_params.h"
+#include "flash_attention_portable_paged_params.h"
 #include "flash_attention_sm_90a_lengths_params.h"
 #include "flash_attention_sm_90a_paged_params.h"
 
@@ -17,6 +19,8 @@ using fake::Heads;
 using tileops::AttentionVariant;
 using Lengths = tileops::flash_attention_sm_90a_lengths_params;
 using Paged = tileops::flash_attention_sm_90a_paged_params;
+using PortableLengths = tileops::flash_attention_portable_lengths_params;
+using PortablePaged = tileops::flash_attention_portable_paged_params;
 
 // Keys one behind the other.
 struct Packed {
@@ -35,8 +39,25 @@ Packed keys_of(const AttentionVariant& v, const Lengths& p) {
           fake::of_map(p.v, 1, p.kv_heads, p.sk, v.head_dim_v, type, v.maps[2]), p.sk};
 }
 
-fake::Pages<Paged> keys_of(const AttentionVariant& v, const Paged& p) {
+Packed keys_of(const AttentionVariant& v, const PortableLengths& p) {
+  const int type = int(v.x);
+  return {fake::of_strides(p.k, p.k_stride, p.head_dim, v.head_dim, type),
+          fake::of_strides(p.v, p.v_stride, p.head_dim_v, v.head_dim_v, type), p.sk};
+}
+
+template <typename Params>
+fake::Pages<Params> keys_of(const AttentionVariant& v, const Params& p) {
   return {p, p.requests, v.bn, v.head_dim, v.head_dim_v, v.maps, int(v.x)};
+}
+
+template <typename Params>
+Heads queries_of(const AttentionVariant& v, const Params& p) {
+  if constexpr (std::is_same_v<decltype(p.q), tileops::tensor_map>) {
+    if (reinterpret_cast<uintptr_t>(&p) % 64 != 0) abort();
+    return fake::of_map(p.q, 1, p.heads, p.sq, v.head_dim, int(v.x), v.maps[0]);
+  } else {
+    return fake::of_strides(p.q, p.q_stride, p.head_dim, v.head_dim, int(v.x));
+  }
 }
 
 // As tileops_dsl/kernels/flash_attention.py names them.
@@ -69,13 +90,13 @@ void compute(const AttentionVariant& v, const Params& p, const Heads& q, const K
 template <typename Params>
 void run(const AttentionVariant& v, const cudaLaunchConfig_t& config, const Params& p) {
   const auto keys = keys_of(v, p);
-  const Heads q = fake::of_map(p.q, 1, p.heads, p.sq, v.head_dim, int(v.x), v.maps[0]);
+  const Heads q = queries_of(v, p);
   const Heads out = fake::of_strides(p.out, p.out_stride, p.head_dim_v, v.head_dim_v, int(v.x));
   const int32_t count = *static_cast<const int32_t*>(p.tile_count);
   const bool numbers = p.batches == 1 && p.tiles_stride[0] == 8 && p.tiles_stride[1] == 1 && count <= p.most_tiles &&
                        p.sinks_stride[1] == 0 && config.numAttrs == 0 && int64_t(config.gridDim.x) <= int64_t(p.most_tiles) * p.heads;
   const bool columns = q.columns == keys.k.columns && out.columns == keys.v.columns && out.columns % 8 == 0;
-  if (!numbers || !columns || reinterpret_cast<uintptr_t>(&p) % 64 != 0) abort();
+  if (!numbers || !columns) abort();
   std::vector<int> listed(p.sq);
   for (int32_t n = 0; n < count; ++n) {
     const Tile& tile = static_cast<const Tile*>(p.tiles)[n];
@@ -93,11 +114,11 @@ void run(const AttentionVariant& v, const cudaLaunchConfig_t& config, const Para
 namespace fake {
 
 void launch_lengths(const AttentionVariant& v, const cudaLaunchConfig_t& config, const void* params) {
-  if (v.paged) {
-    run(v, config, *static_cast<const Paged*>(params));
-  } else {
-    run(v, config, *static_cast<const Lengths*>(params));
-  }
+  const bool tma = v.target == tileops::Target::sm_90a;
+  if (tma && v.paged) return run(v, config, *static_cast<const Paged*>(params));
+  if (tma) return run(v, config, *static_cast<const Lengths*>(params));
+  if (v.paged) return run(v, config, *static_cast<const PortablePaged*>(params));
+  run(v, config, *static_cast<const PortableLengths*>(params));
 }
 
 }  // namespace fake

@@ -117,6 +117,22 @@ def test_lengths_and_masks(fake, lengths, mask):
     assert launched(fake) == (min(10, 4 * most), sum(-(-n // bm) for n in rows), most)
 
 
+PORTABLE = "flash_attention_portable_bf16_64x64x64_lengths_window_sinks"
+
+
+@pytest.mark.parametrize("mask", MASKS)
+def test_portable(fake, mask):
+    """One kernel serves all masks; by addresses and strides, of head dims that end anywhere in rows of whole 16 bytes."""
+    options, _ = MASKS[mask]
+    fake.knobs(force="portable")
+    name = PORTABLE + "_softcap" * ("softcap" in options)
+    for lengths in LENGTHS:
+        assert check(fake, *ragged(*lengths), **options) == name
+    q, k, v = ragged([5, 9], [7, 11], d=40, dv=24)
+    tensors = (LAYOUTS["padded rows"](t) for t in arguments(q, k, v)[:3])
+    assert check(fake, q, k, v, (*tensors, *arguments(q, k, v)[3:]), **options) == name
+
+
 @pytest.mark.parametrize("heads, kv_heads", [(1, 1), (3, 3), (6, 1), (8, 4)])
 def test_heads(fake, heads, kv_heads):
     for options in ({"causal": True}, {"sinks": sinks_of(heads)}):
@@ -344,8 +360,8 @@ def test_what_cannot_be_forced_says_why(fake, name, options, why):
 
 
 def test_names_and_targets_without_such_a_kernel(fake):
-    given = arguments(*ragged([5], [7]))
-    texts = {"portable": "this build has no portable flash_attention_varlen kernel for bfloat16 head dim 64"}
+    given = arguments(*ragged([5], [7], dtype=F16))
+    texts = {"portable": "this build has no portable flash_attention_varlen kernel for float16 head dim 64"}
     texts["softmax_sm_90a_bf16_bf16_v8"] = 'this build has no flash_attention_varlen kernel of that name for Fake "GPU"'
     for force, text in texts.items():
         fake.knobs(force=force)

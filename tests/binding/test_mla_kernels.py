@@ -66,6 +66,19 @@ def test_pages(fake, page):
         assert name == KERNEL.format(unit) and launched(fake)[:2] == (page, together)
 
 
+@pytest.mark.parametrize("page", PAGES)
+def test_portable(fake, page):
+    """One kernel for pages of any size and any number of rows; a forced target is the only way to it on this GPU."""
+    q, (tokens, cache) = normal(5, 3, 20, 24), requests(page, unused=-1, poison=torch.nan, width=200)
+    assert check(fake, q, tokens, cache) == KERNEL.format(PAGES[page][0])
+    fake.knobs(force="portable")
+    out, lse = fake.ops.mla_decode(q, *cache, 0.3, head_dim_v=16)
+    assert explain(fake, q, *cache)[1] == "mla_decode_few_portable_bf16_16x64x24x16_u1" and launched(fake)[:2] == (page, 1)
+    fake.knobs(force="sm_90a")
+    for found, wanted in zip((out, lse), fake.ops.mla_decode(q, *cache, 0.3, head_dim_v=16), strict=True):
+        assert torch.equal(found, wanted)
+
+
 @pytest.mark.parametrize("page", [64, 16, 128])
 @pytest.mark.parametrize("unused", [-1, 2**30])
 def test_entries_that_no_request_owns(fake, page, unused):  # B03, B29

@@ -89,6 +89,24 @@ def test_masks_of_tiles(fake, mask):
         assert check(fake, *chunk(rows, keys, 16), packed=packed, **options) == kernel
 
 
+@pytest.mark.parametrize("page", [*PAGES, 3])
+def test_portable(fake, page):
+    """Pages of any size; keys of a few queries are split."""
+    fake.knobs(force="portable")
+    options = {"causal": True, "window_left": 50}
+    calls = ([130, 0, 1, 60], [130, 40, 70, 61], True), ([70, 70], [130, 0], False), ([1, 1], [90, 3], False)
+    for rows, keys, packed in calls:
+        given = chunk(rows, keys, page)
+        if len({*rows}) == 1 and rows[0] == 1:
+            q, k, v, cache = given
+            out, lse = fake.ops.flash_attention_paged(torch.stack(q), *cache, **options)
+            assert explain(fake, torch.stack(q), *cache, **options)[1] == "attention_decode_portable_bf16_64x64x64"
+            close(out.flatten(0, 1), lse.transpose(0, 1).flatten(1), q, k, v, **options)
+        else:
+            name = check(fake, *given, packed=packed, **options)
+            assert name == "flash_attention_portable_bf16_64x64x64_lengths_paged_window_sinks"
+
+
 @pytest.mark.parametrize("heads, kv_heads", [(1, 1), (3, 3), (6, 1)])
 def test_heads_of_tiles(fake, heads, kv_heads):
     for packed in (False, True):
@@ -459,8 +477,8 @@ def test_what_cannot_be_forced_says_why(fake, name, rows, packed, options, why):
 
 @pytest.mark.parametrize("rows", [1, 70])
 def test_names_and_targets_without_such_a_kernel(fake, rows):
-    q, _, _, cache = chunk([rows] * 2, [13, 2], 16)
-    texts = {"portable": f"this build has no portable {TEXT} head dim 64, page 16"}
+    q, _, _, cache = chunk([rows] * 2, [13, 2], 16, dtype=F16)
+    texts = {"portable": "this build has no portable flash_attention_paged kernel for float16 head dim 64, page 16"}
     texts["softmax_sm_90a_bf16_bf16_v8"] = 'this build has no flash_attention_paged kernel of that name for Fake "GPU"'
     for force, text in texts.items():
         fake.knobs(force=force)

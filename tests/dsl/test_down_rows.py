@@ -78,7 +78,7 @@ def scores(k, q, k_tile, q_tile, s, part=0, threads=128):
         T.gemm(k_tile, q_tile, s, transpose_B=True, clear_accum=True)
 
 
-ALIKE = "T.Kernel(.., threads=128) with T.gemm on sm_90a, and dim=0 in all reductions"
+ALIKE = "T.Kernel(.., threads=128) with T.gemm, and dim=0 in all reductions"
 SHARED = "T.Persistent((rows, columns), ..) without a grid; with one T.Persistent(begin, end), which has no options"
 
 

@@ -23,6 +23,7 @@ from tileops_dsl.targets import TARGETS
 ROWS = [row for row in configs_of("flash_attention") if row.target == "portable"]
 TWO = next(row for row in ROWS if row.causal and row.stages == 2)
 ONE = next(row for row in ROWS if row.causal and row.stages == 1)
+LENGTHS, PAGED = (next(r for r in ROWS if r.lengths and r.paged == paged and r.tile[2] == 128) for paged in (False, True))
 GOLDEN = Path(__file__).parents[1] / "golden"
 
 
@@ -53,6 +54,8 @@ def words(row, steps: int) -> list[str]:
                 found.append("sync")
             case ir.Gemm(c=c):
                 found.append(f"product {c.name} {i}")
+            case ir.Fill(buffer=tile) if tile.scope == "shared":
+                found.append(f"clear {tile.buffer.name} {i}")
     return found
 
 
@@ -76,6 +79,15 @@ def test_two_stages():
     ]
 
 
+def test_what_lies_behind_the_last_key_is_cleared_where_it_has_landed():
+    """By other threads than those that loaded it. Behind the tile, whose output goes through no shared memory, all meet."""
+    found = words(LENGTHS, 3)
+    before, cleared = found[: found.index("product o 0")], ["wait 2", "sync", "clear v_tile 0", "sync"]
+    assert before[-6:] == [*cleared, "load k 2", "commit"] and found[-1] == "sync"
+    assert found[found.index("product o 0") :].count("clear v_tile 1") == found.count("clear v_tile 1")
+    assert words(replace(LENGTHS, stages=1), 3)[-1] == "product o 2"
+
+
 def without(body, left_out):
     return tuple(replace(s, body=without(s.body, left_out)) if hasattr(s, "body") else s for s in body if s is not left_out)
 
@@ -90,12 +102,12 @@ def is_noticed(kernel: ir.Kernel) -> bool:
     return False
 
 
-@pytest.mark.parametrize("row", [ONE, TWO], ids=lambda row: row.name)
-def test_no_wait_no_barrier_and_no_commit_can_be_left_out(row):
+@pytest.mark.parametrize("row, count", [(ONE, 8), (TWO, 10), (LENGTHS, 11)], ids=lambda value: getattr(value, "name", ""))
+def test_no_wait_no_barrier_and_no_commit_can_be_left_out(row, count):
     kernel = compiled(row)
     (role,) = kernel.roles
     orders = [s for s in ir.walk(role.body) if isinstance(s, Retire | Sync | Commit)]
-    assert not is_noticed(kernel) and len(orders) == (8 if row is ONE else 10)
+    assert not is_noticed(kernel) and len(orders) == count
     for stmt in orders:
         assert is_noticed(replace(kernel, roles=(replace(role, body=without(role.body, stmt)),))), stmt
 
@@ -119,7 +131,9 @@ def test_rows():
         for causal in (False, True):
             plain = sorted(row.tile[2] for row in mine if row.causal == causal and not row.options)
             assert plain == [64, 128, 256]
-        assert max(row.tile[2] for row in mine if row.options == ("window", "sinks", "softcap")) == 256
+        for kind in ((), ("lengths",), ("lengths", "paged")):
+            for more, wanted in (((), [64, 128, 256]), (("softcap",), [128, 256])):
+                assert sorted(row.tile[2] for row in mine if row.options == (*kind, "window", "sinks", *more)) == wanted
     assert all(row.threads == 128 and not row.measured for row in ROWS)
 
 
@@ -154,6 +168,18 @@ def test_a_deep_product_goes_box_by_box():
 def test_rows_of_no_power_of_two_are_copied_in_parts():
     copies = [line.strip() for line in text(replace(TWO, tile=(64, 64, 96))).splitlines() if "copy_async_part" in line]
     assert copies[0].startswith("copy_async_part<8>(to, q_tile_place + x * 1024 + c * 2048, q_first, c * 32, ")
+
+
+def test_each_row_of_a_page_is_looked_up():
+    """By the thread that copies it, as the program says of boxes of rows: here each has one. Beyond the end, zeros."""
+    found = [line.strip() for line in text(PAGED).splitlines()]
+    at = found.index("const int box_row = k_tile_line + x * 8;")
+    start = "load_global<1>(block_table, 0, global<int>(p.block_table), first_key[0] * p.block_table_stride"
+    assert found[at + 2].startswith(start)
+    assert found[at + 3].endswith(" < k_len[0] ? block_table[0] : -1);")
+    assert "page0 >= 0 && k_row < p.page ? inside : 0" in found[at + 7]
+    names = [name for name, _, _ in output.compile_config(PAGED).entry["params"]]
+    assert {"k_stride", "block_table", "block_table_stride", "unit", "inverse"} < {*names} and "sk" not in names
 
 
 BUILT = [row for row in ROWS if row.x == "bfloat16"]

@@ -161,6 +161,7 @@ def decode_problem(row, lengths, queries, heads, page, parts, options, kv_heads=
         "parts": parts,
         "items": n * kv_heads,
         "splits": splits,
+        "head_dim": d,
         "dim_v": dv,
     }
     arrays |= {"shared_by": heads}

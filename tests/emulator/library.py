@@ -57,7 +57,8 @@ def of_gemm(row):
 def of_attention(row):
     mask = "causal" if row.causal else "window" if row.window else "full"
     if row.target == "portable":  # whose words depend on neither mask nor tile; two stages of each mask are shown
-        return ["one_stage"] if row.stages == 1 else [mask, *(name for name in row.options if name != "window")]
+        kind = ["paged"] * row.paged or ["lengths"] * row.lengths
+        return ["one_stage", *kind] if row.stages == 1 else kind or [mask, *(o for o in row.options if o != "window")]
     rows_of_tile = [f"{row.tile[0]}rows"] * (row.tile[0] != 128)
     values = ["values"] * (row.head_dim_v != row.tile[2])
     return [mask, *(name for name in row.options if name != "window"), *values, *rows_of_tile]
@@ -72,7 +73,9 @@ def of_rows(row):
 
 
 SCHEDULES = {"gemm": of_gemm, "flash_attention": of_attention, "mla_decode": lambda row: [f"u{row.unit}"] * (row.unit > 0)}
-SCHEDULES["attention_decode"] = lambda row: ["values"] * (row.head_dim_v != row.tile[2]) + ["softcap"] * row.softcap
+SCHEDULES["attention_decode"] = lambda row: (
+    ["values"] * (row.head_dim_v != row.tile[2]) + ["one_stage"] * (row.stages == 1) + ["softcap"] * row.softcap
+)
 SCHEDULES["mla_decode_few"] = lambda row: [f"{row.tile[0]}rows"]
 
 
@@ -91,6 +94,8 @@ def small(row):
         values = 64 if row.head_dim_v != row.tile[2] else 0
         deep = 128 if row.lengths else 96  # a box of one row is 128 bytes
         return replace(row, tile=(row.tile[0], 32, deep if values else 64), head_dim_v=values, measured=())
+    if row.op == "attention_decode" and row.stages == 1:
+        return replace(row, tile=(64, 32, 192), head_dim_v=192)
     if row.op == "attention_decode":
         return replace(row, tile=(64, 64, 128 if row.head_dim_v != row.tile[2] else 64), head_dim_v=64)
     return replace(row, tile=(row.tile[0], 64, 192, 128)) if row.op in MLA else row
@@ -309,7 +314,9 @@ def edges(row) -> list[Problem]:
         return lengths_edges(row) if row.lengths else attention_edges(row)
     if row.op == "attention_decode":
         capped = {"softcap": 5.0} if row.softcap else {}
-        return [Problem(*lengths.decode_problem(row, *case, more | capped)) for *case, more in lengths.DECODES]
+        below = [None, (row.tile[2] - 8, row.head_dim_v - 16)] if row.target == "portable" else [None]
+        cases = zip(lengths.DECODES, itertools.cycle(below))  # TMA's tensors say how long their rows are
+        return [Problem(*lengths.decode_problem(row, *case, more | capped, dims=dims)) for (*case, more), dims in cases]
     if row.op in MLA:
         calls = zip(mla.few(row.tile[0]) if row.op == "mla_decode_few" else mla.DECODES, itertools.cycle(mla.PAGES[row.unit]))
         return [mla_problem(row, *call, spread=2.0 + 2 * n, page=page) for n, (call, page) in enumerate(calls)]

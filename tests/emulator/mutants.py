@@ -235,7 +235,7 @@ def problems(row) -> list[library.Problem]:
         return [library.mla_problem(row, *call, spread=4.0, page=page) for call in calls]
     if row.op == "mla_decode_few":
         calls = ([200, 3, 140], row.tile[0] // 2, 2, 1, 2), ([700], row.tile[0] - 1, 1, 1, 3), ([130, 200, 129], 5)
-        return [library.mla_problem(row, *call, spread=4.0) for call in calls]
+        return [library.mla_problem(row, *call, spread=4.0, page=library.mla.PAGES[row.unit][0]) for call in calls]
     return library.edges(row)[:3]
 
 
@@ -259,7 +259,7 @@ EQUIVALENT = [
     ("late fence", FENCED, rf"{MLA_DECODE} wgmma_fence@\d+ suppress ({MLA_SCORES}|T.wgmma_gemm\(p0).*"),
     ("late commit", TAKEN, rf"{MLA_DECODE} wgmma_commit@\d+ suppress {MLA_SCORES}.*"),
     ("fence of two tails", TAILS, rf"{MLA_DECODE} fence_async_shared@\d+ suppress T.fill\(k.*"),
-    ("zeros", ZEROS, r"\w+/sm_90a\S* store_shared@\d+ flip T.fill\((k|v_tile).*"),
+    ("zeros", ZEROS, r"\w+/\S+ store_shared@\d+ flip T.fill\((k|v_tile).*"),
     ("second barrier", MEET, r"mla_decode/golden named_barrier_sync@84 suppress "),
     ("never reached", WHOLE, r"gemm/portable_.n\S* load_shared@\d+ flip T.copy\(c_tile, c.*"),
 ]

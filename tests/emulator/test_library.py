@@ -45,7 +45,8 @@ def test_row(row):
     elif row.op == "mla_decode":
         problem = library.mla_problem(row, [300, 5, 0, 130], 40, 2, parts=3, spread=8.0)
     elif row.op == "mla_decode_few":
-        problem = library.mla_problem(row, [300, 5, 0, 130], row.tile[0] // 2 - 1, 2, parts=3, spread=8.0)
+        page = 48 if row.unit else 64
+        problem = library.mla_problem(row, [300, 5, 0, 130], row.tile[0] // 2 - 1, 2, parts=3, spread=8.0, page=page)
     elif row.lengths:
         problem = library.lengths_edges(row)[0]
     else:

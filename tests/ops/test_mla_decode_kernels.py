@@ -16,13 +16,16 @@ import tileops
 
 MANIFEST = Path(tileops.__file__).parent.parent / "csrc" / "generated" / "manifest.json"
 EVERY = json.loads(MANIFEST.read_text())["kernels"] if MANIFEST.exists() else {}
+HOPPER = torch.cuda.is_available() and torch.cuda.get_device_capability() == (9, 0)
+TARGETS = ("sm_90a", "portable") if HOPPER else ("portable",)  # of the kernels that run here, those that are taken first
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16}
-KERNELS = {name: kernel for name, kernel in EVERY.items() if kernel["op"] in ("mla_decode", "mla_decode_few")}
+OURS = {name: kernel for name, kernel in EVERY.items() if kernel["op"] in ("mla_decode", "mla_decode_few")}
+KERNELS = {name: kernel for name, kernel in OURS.items() if kernel["target"] in TARGETS}
 PAGES = {0: (64,), 64: (128, 192), 1: (16, 32, 1, 2, 4, 8, 48)}  # by the unit of a kernel; of float16 the first one only
 CASES = {
     f"{name}-page{page}": (name, page)
     for name, kernel in KERNELS.items()
-    for page in PAGES[kernel["unit"]][: 1 if kernel["x"] == "float16" else None]
+    for page in (*PAGES[kernel["unit"]], *[64] * (kernel["target"] == "portable"))[: 1 if kernel["x"] == "float16" else None]
 }
 pytestmark = [
     pytest.mark.gpu,
@@ -34,8 +37,6 @@ pytestmark = [
 @pytest.fixture(autouse=True, params=CASES)
 def case(request):
     """Each kernel by its name, with pages of some size, and a context that stays usable."""
-    if torch.cuda.get_device_capability() != (9, 0):
-        pytest.skip("sm_90a runs on capability 9.0 only")
     with tileops.knobs.scope(force=CASES[request.param][0], require_native=True):
         yield CASES[request.param]
     torch.cuda.synchronize()
@@ -49,6 +50,13 @@ def dtype(case):
 @pytest.fixture
 def page(case):
     return case[1]
+
+
+@pytest.fixture
+def first(case):
+    """The kernel is one that the dispatcher takes by itself on this GPU."""
+    if KERNELS[case[0]]["target"] != TARGETS[0]:
+        pytest.skip("kernels of warp groups come first")
 
 
 def queries(batch, rows, heads, dtype):
@@ -86,7 +94,7 @@ def test_repeats_are_equal(dtype, page):  # B57
         assert all(map(torch.equal, tileops.mla_decode(q, *cache, SCALE), first))
 
 
-def test_results_in_place(dtype, page):
+def test_results_in_place(first, dtype, page):
     """With strides that the kernel writes, and with strides that it does not."""
     tokens, cache = requests([300, 70], page, dtype, "cuda")
     heads = KERNELS[tileops.knobs.current().force]["tile"][0] // 2  # so many that this kernel is taken without being asked for
@@ -125,7 +133,8 @@ def test_the_kernel_reads_the_cache_once_and_wastes_few_rows(dtype):
         for heads, rows, bm in ((1, 1, 16), (16, 1, 16), (8, 2, 16), (17, 1, 32), (16, 2, 32), (33, 1, 64), (128, 1, 64)):
             variant = tileops.explain("mla_decode", queries(1, rows, heads, dtype), *cache, SCALE).variant
             wanted = [kernel["tile"][0] for name, kernel in KERNELS.items() if name == variant]
-            of_dtype = sorted(k["tile"][0] for k in KERNELS.values() if DTYPES[k["x"]] == dtype)
+            mine = [k for k in KERNELS.values() if k["target"] == TARGETS[0] and DTYPES[k["x"]] == dtype]
+            of_dtype = sorted(k["tile"][0] for k in mine)
             assert wanted == [min([tile for tile in of_dtype if tile >= bm], default=of_dtype[-1])], (heads, rows)
 
 
@@ -139,17 +148,17 @@ def test_what_no_kernel_serves_says_why(dtype, page):
             assert "scale" in tileops.explain("mla_decode", q, *cache, scale).reason
 
 
-def test_the_page_size_chooses(case, dtype, page):
+def test_the_page_size_chooses(first, case, dtype, page):
     q, (_, cache) = queries(1, 1, 16, dtype), requests([70], page, dtype, "cuda")
     with tileops.knobs.scope(force="", require_native=False):
         assert tileops.explain("mla_decode", q, *cache, SCALE).variant == case[0]
 
 
-def test_the_page_size_changes_nothing(dtype, page):
+def test_the_page_size_changes_nothing(case, dtype, page):
     """The same tokens in pages of 64: the same sums in the same order."""
     q, lengths = queries(5, 2, 24, dtype), [130, 0, 5000, 64, 1]
     found = tileops.mla_decode(q, *requests(lengths, page, dtype, "cuda")[1], SCALE)
-    with tileops.knobs.scope(force=""):
+    with tileops.knobs.scope(force=case[0] if KERNELS[case[0]]["target"] == "portable" else ""):
         other = tileops.mla_decode(q, *requests(lengths, 64, dtype, "cuda")[1], SCALE)
     assert all(map(torch.equal, found, other))
 

@@ -3,14 +3,15 @@
 from contextlib import nullcontext
 
 from tileops_dsl import ir, plan
-from tileops_dsl.codegen.group_fragments import column, column_parts, keeper, kept, own_row, row, row_register
+from tileops_dsl.codegen.group_fragments import column, column_parts, column_register, keeper, kept, own_row, row, row_register
 from tileops_dsl.codegen.portable_copies import place_of
 from tileops_dsl.codegen.writer import Writer
 from tileops_dsl.instruction_layouts import SharedTile
 
 DEEP = 128  # of K
 
-__all__ = ["column", "column_parts", "keeper", "kept", "move", "offset", "own_row", "place", "product", "row", "row_register"]
+__all__ = ["column", "column_parts", "column_register", "keeper", "kept", "move", "offset", "own_row", "place", "product"]
+__all__ += ["row", "row_register"]
 
 
 def offset(w: Writer, layout: SharedTile) -> str:
@@ -35,38 +36,50 @@ def move(w: Writer, word: str, tile: ir.Buffer, fragment: str, first: str, q: st
 
 def product(w: Writer, gemm: ir.Gemm) -> None:
     """16 of K after 16: A by 16 x 16, B by two blocks of 8 columns. ptxas loads ahead, of a deep product more than registers
-    hold; there, box by box."""
+    hold; there, box by box. A that is stored [K, M] is loaded where it is multiplied, 64 rows of M, a box, at a time."""
     a, b, c = gemm.a, gemm.b, gemm.c.name
-    depth, columns = a.shape[1], gemm.c.shape[1]
-    low, high, half = "lane % 8", "lane / 8 % 2", "lane / 16"
+    columns, blocks = gemm.c.shape[1], gemm.c.shape[0] // 64
+    depth = a.shape[0 if gemm.transpose_a else 1]
+    box = plan.tile_layout(w.kernel, a).box_columns if a.scope == "shared" else 0
     if gemm.clear != ir.Const("bool", False):
         always = gemm.clear == ir.Const("bool", True)
         fill = f"fill<{plan.registers(w.kernel, gemm.c)}>({c}, 0, 0.0f);"
         w.line(fill if always else f"if ({w.number(gemm.clear)}) {fill}")
     with w.block(""):
-        to, registers = f"h * {w.span(columns)} + " * (w.blocks > 1), f"h * {w.span(depth)} + " * (w.blocks > 1)
-        factor, first = a.name, f"{registers}q * {w.span(16)}"
+        factor, first = a.name, f"{f'h * {w.span(depth)} + ' * (blocks > 1)}q * {w.span(16)}"
         if a.scope == "shared":
-            factor, first = f"{a.name}_part", "h * 8" if w.blocks > 1 else "0"
-            w.line(f"Fragment<{_ctype(a)}, {8 * w.blocks}> {factor};")
-            _first_matrix(w, a, "thread / 32 * 16 + lane % 16", half)
-        w.line(f"Fragment<{_ctype(b)}, 8> {b.name}_part;")
-        _first_matrix(w, b, *((f"{half} * 8 + {low}", high) if gemm.transpose_b else (f"{high} * 8 + {low}", half)))
-        deep = a.scope == "shared" and depth > DEEP
-        boxes = w.loop("box", depth // w.kernel.layouts[a].box_columns, unrolled=False) if deep else nullcontext()
-        with boxes, w.loop("q", (w.kernel.layouts[a].box_columns if deep else depth) // 16):
-            if a.scope == "shared":
-                rows = f" + h * {64 * w.kernel.layouts[a].box_columns}" * (w.blocks > 1)
-                with w.of_blocks():
+            factor, first = f"{ir.buffer_of(a).name}_part", "h * 8" if blocks > 1 and not gemm.transpose_a else "0"
+            w.line(f"Fragment<{_ctype(a)}, {8 * (1 if gemm.transpose_a else blocks)}> {factor};")
+        _first_matrices(w, gemm)
+        deep = a.scope == "shared" and not gemm.transpose_a and depth > DEEP
+        boxes = w.loop("box", depth // box, unrolled=False) if deep else nullcontext()
+        with boxes, w.loop("q", (box if deep else depth) // 16):
+            if a.scope == "shared" and not gemm.transpose_a:
+                rows = f" + h * {64 * box}" * (blocks > 1)
+                with w.of_blocks(blocks):
                     w.line(f"load_matrix<4>({factor}, {first}, {_at(w, a, 'q', deep)}{rows}, {w.site(gemm)});")
             with w.loop("y", columns // 16):
                 across, down = ("q", "y") if gemm.transpose_b else ("y", "q")
                 start = f"{_at(w, b, across, deep)} + {down} * {16 * w.kernel.layouts[b].box_columns}"
                 w.line(f"load_matrix<4{'' if gemm.transpose_b else ', true'}>({b.name}_part, 0, {start}, {w.site(gemm)});")
-                with w.of_blocks():
+                with w.of_blocks(blocks):
+                    if gemm.transpose_a:
+                        at = f"{w.start(a)} + {ir.buffer_of(a).name}_from + h * {a.shape[0] * box} + q * {16 * box}"
+                        w.line(f"load_matrix<4, true>({factor}, 0, {at}, {w.site(gemm)});")
                     for block in (0, 4):
-                        at = f"{to}y * 8" + f" + {block}" * (block > 0)
+                        at = f"{f'h * {w.span(columns)} + ' * (blocks > 1)}y * 8" + f" + {block}" * (block > 0)
                         w.line(f"mma({c}, {at}, {factor}, {first}, {b.name}_part, {block}, {w.site(gemm)});")
+
+
+def _first_matrices(w: Writer, gemm: ir.Gemm) -> None:
+    """Where the first ones lie: rows and 16 bytes, of M or N and of K."""
+    a, b, low, high, half = gemm.a, gemm.b, "lane % 8", "lane / 8 % 2", "lane / 16"
+    if gemm.transpose_a:
+        _first_matrix(w, ir.buffer_of(a), f"{half} * 8 + {low}", f"thread / 32 * 2 + {high}")
+    elif a.scope == "shared":
+        _first_matrix(w, a, "thread / 32 * 16 + lane % 16", half)
+    w.line(f"Fragment<{_ctype(b)}, 8> {b.name}_part;")
+    _first_matrix(w, b, *((f"{half} * 8 + {low}", high) if gemm.transpose_b else (f"{high} * 8 + {low}", half)))
 
 
 def _ctype(tile: ir.Buffer) -> str:

@@ -1,8 +1,8 @@
 """CUDA text of products without warp groups: cp.async, ldmatrix, mma.sync."""
 
 from tileops_dsl import ir, plan
-from tileops_dsl.codegen import chained_fragments, portable_fragments
-from tileops_dsl.codegen.cuda import fill, serial
+from tileops_dsl.codegen import chained_fragments, groups, portable_fragments
+from tileops_dsl.codegen.cuda import serial
 from tileops_dsl.codegen.expressions import CTYPES
 from tileops_dsl.codegen.portable_copies import declare_lines, issue, land, place_of, store
 from tileops_dsl.codegen.portable_fragments import warps
@@ -32,9 +32,9 @@ def emit_threads(kernel: ir.Kernel, name: str, struct: str) -> tuple[str, dict[i
         layout = kernel.layouts[buffer]
         if isinstance(layout, SharedTile):
             declare_lines(w, buffer)
-            if not any(buffer in plan.operands(product) for product in ir.walk(kernel.body, ir.Gemm)):
+            if any(isinstance(s, ir.Copy) and s.dst == buffer and not plan.is_load(s) for s in ir.walk(kernel.body)):
                 w.line(f"const int {buffer.name}_offset = {fragments.offset(w, layout)};")
-    count_tiles(w)
+    (groups.declare if kernel.grid else count_tiles)(w)
     for buffer in (b for b in kernel.layouts if b.scope == "fragment"):
         w.declare_fragment(buffer)
     if not chain:
@@ -115,7 +115,6 @@ OF_THREADS = {
     Retire: lambda w, stmt: w.line(f"copy_wait<{stmt.pending}>({w.site(stmt)});"),
     Sync: lambda w, stmt: w.line(f"sync_threads({w.site(stmt)});"),
     ir.Copy: _copy,
-    ir.Fill: fill,
     ir.Gemm: chained_fragments.product,
     ir.Pipelined: _pipelined,
     ir.Serial: serial,

@@ -49,19 +49,51 @@ def _begin(w: Writer, copy: ir.Copy) -> tuple[str, str, str, str]:
     Gives the pointer, whether row x is inside the tensor, the columns that a row still has, and the step to the next row.
     """
     tensor, name, slots = copy.region.tensor, copy.region.tensor.name, plan.lines(w.kernel, copy).slots
-    *outer, row, column = copy.region.origin
+    *_, row, _ = copy.region.origin
     w.line(f"const int {name}_row = {w.number(row)} + {copy.tile.name}_line;")
+    columns = _first_column(w, copy)
+    _point(w, copy)
+    inside = f"{name}_row + x * {slots} < {w.number(tensor.dims[-2])}"
+    return f"{name}_first", inside, columns, f"{name}_first += {slots} * p.{name}_stride[{len(tensor.dims) - 2}];"
+
+
+def _first_column(w: Writer, copy: ir.Copy) -> str:
+    """Declares it; gives the columns that a row has from there on."""
+    tensor, column = copy.region.tensor, copy.region.origin[-1]
     start = f"{w.number(column)} + " * (column != ir.ZERO)
-    w.line(f"const int {name}_column = {start}{copy.tile.name}_column;")
+    w.line(f"const int {tensor.name}_column = {start}{copy.tile.name}_column;")
+    return f"{w.number(tensor.dims[-1])} - {tensor.name}_column"
+
+
+def _point(w: Writer, copy: ir.Copy) -> None:
+    """Declares a pointer to the row and column that are declared."""
+    tensor, name = copy.region.tensor, copy.region.tensor.name
+    *outer, row, _ = copy.region.origin
     items = [f"{w.number(o, 3)} * p.{name}_stride[{d}]" for d, o in enumerate(outer)]
-    stride = f"p.{name}_stride[{len(outer)}]"
-    ends = [f"{name}_row * {stride}", f"{name}_column"]
+    ends = [f"{name}_row * p.{name}_stride[{len(outer)}]", f"{name}_column"]
     moving = ir.Var("int32", "ahead"), *(ring.var for ring in w.kernel.rings)
     terms = items + (ends[::-1] if any(e in moving for e in ir.subexprs(row)) else ends)  # what changes comes last
     w.line(f"auto {name}_first = global<{CTYPES[tensor.dtype]}>(p.{name}) + ({' + '.join(terms)});")
-    inside = f"{name}_row + x * {slots} < {w.number(tensor.dims[-2])}"
-    columns = f"{w.number(tensor.dims[-1])} - {name}_column"
-    return f"{name}_first", inside, columns, f"{name}_first += {slots} * {stride};"
+
+
+def _find_row(w: Writer, stmt: Issue) -> tuple[str, str]:
+    """Declares the place of row x of a tile whose boxes of rows lie apart: each row is looked up by itself.
+
+    Gives the pointer to it, and whether it is inside the tensor.
+    """
+    copy, tensor, t = stmt.op, stmt.op.src.tensor, plan.lines(w.kernel, stmt.op)
+    w.line(f"const int box_row = {copy.tile.name}_line + x * {t.slots};")
+    w.declared |= {copy.box_row: ir.Var("int32", "box_row")}
+    used = set(ir.subexprs(copy))
+    for expr, name in w.names.items():
+        there = ir.replaced(expr, {plan.ring_of(w.kernel, copy.tile).var: stmt.index})
+        if copy.box_row in ir.subexprs(expr) and there in used - w.declared.keys():
+            w.name_number(there, name)
+    *outer, row, _ = copy.src.origin
+    w.line(f"const int {tensor.name}_row = {w.number(row)};")
+    _point(w, copy)
+    known = [f"{w.number(o, 1)} >= 0" for o in outer if copy.box_row in ir.subexprs(o)]
+    return f"{tensor.name}_first", " && ".join([*known, f"{tensor.name}_row < {w.number(tensor.dims[-2])}"])
 
 
 def _stage(w: Writer, tile: ir.Buffer, index: ir.Expr) -> str:
@@ -82,6 +114,12 @@ def issue(w: Writer, stmt: Issue) -> None:
     products that follow each other, whose depth may be any."""
     copy, tile, t = stmt.op, stmt.op.tile, plan.lines(w.kernel, stmt.op)
     with w.block(""):
+        if copy.box_row:
+            w.line(f"const int inside = {_first_column(w, copy)};")
+            w.line(f"const auto to = {_stage(w, tile, stmt.index)};")
+            with w.loop("x", t.passes), w.scope():
+                _parts(w, stmt, *_find_row(w, stmt))
+            return
         pointer, row_inside, columns, next_row = _begin(w, copy)
         if plan.chained(w.kernel):
             w.line(f"const int inside = {columns};")

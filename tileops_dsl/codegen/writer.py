@@ -60,6 +60,8 @@ class Writer(Emitter):
         """Those that the statements and what stands in them use, as far as their variables have a value."""
         loops = [s for s in ir.walk(self.kernel.body) if isinstance(s, ir.Pipelined | ir.Persistent)]
         variables = {var for s in loops for var in (s.vars if isinstance(s, ir.Persistent) else [s.var])}
+        if not self.kernel.barriers:  # each copy says of which row
+            variables |= {e for e in self.names if isinstance(e, ir.BoxRow)}
         used = _used(stmts)
         for expr, name in self.names.items():
             if expr not in used or expr in self.declared or not variables.intersection(ir.subexprs(expr)) <= self.bound:
@@ -67,11 +69,15 @@ class Writer(Emitter):
             if isinstance(expr, ir.BoxRow):  # a box for each thread, of warps by turns
                 self.line(f"const int {name} = (thread_index() % 32 * 4 + warp_index() % 4) * {self.number(expr.rows, 3)};")
                 self.declared[expr] = ir.Var(expr.dtype, name)
-            elif isinstance(expr, ir.Element):
-                self.load_element(expr, name, self.offset(expr.tensor, expr.indices))
             else:
-                self.line(f"const {CTYPES[expr.dtype]} {name} = {self.number(expr)};")
-                self.declared[expr] = ir.Var(expr.dtype, name)
+                self.name_number(expr, name)
+
+    def name_number(self, expr: ir.Expr, name: str) -> None:
+        if isinstance(expr, ir.Element):
+            self.load_element(expr, name, self.offset(expr.tensor, expr.indices))
+        else:
+            self.line(f"const {CTYPES[expr.dtype]} {name} = {self.number(expr)};")
+            self.declared[expr] = ir.Var(expr.dtype, name)
 
     def ahead(self, loop: ir.Pipelined) -> list[ir.Element]:
         """Elements of the next iteration that one of an innermost loop uses: loaded one before, they are there in time."""

@@ -13,16 +13,16 @@ from tileops_dsl.kernels.attention_decode_config import DecodeConfig
 
 
 def attention_decode(config: DecodeConfig):
-    (bm, bn, d), dv = config.tile, config.head_dim_v  # at least those of the tensors: TMA fills a tile up with zeros
+    (bm, bn, d), dv = config.tile, config.head_dim_v  # at least those of the tensors: copies fill a tile up with zeros
     by_rows, vector, numbers = T.GemmWarpPolicy.FullRow, ((bm,), "float32"), ((bm,), "int32")
     n, kv_heads, rows, pages, page, table, parts = T.dynamic("n, kv_heads, rows, pages, page, table, parts", "int32")
-    items, splits, dim_v = T.dynamic("items, splits, dim_v", "int32")
+    items, splits, head_dim, dim_v = T.dynamic("items, splits, head_dim, dim_v", "int32")
 
     @T.prim_func
     def attention_decode(
-        q: T.Tensor((n, kv_heads, rows, d), config.x, vector=8),
-        k: T.Tensor((pages, kv_heads, page, d), config.x, vector=8),
-        v: T.Tensor((pages, kv_heads, page, dv), config.x, vector=8),
+        q: T.Tensor((n, kv_heads, rows, head_dim), config.x, vector=8),
+        k: T.Tensor((pages, kv_heads, page, head_dim), config.x, vector=8),
+        v: T.Tensor((pages, kv_heads, page, dim_v), config.x, vector=8),
         out: T.Tensor((n, kv_heads, rows, dim_v), config.x, vector=8),
         lse: T.Tensor((n, kv_heads, rows), "float32"),
         sinks: T.Tensor((kv_heads, rows), "any"),

@@ -43,7 +43,7 @@ class StandardMlaConfig(MlaConfig):
 
 @dataclass(frozen=True)
 class FewMlaConfig(MlaConfig):
-    """The same for at most so many rows as a tile has. `stages`: of a page."""
+    """The same for at most so many rows as a tile has. `stages`: of a page. `unit`: 0, or 1: each token is looked up."""
 
     stages: int = 2
 

@@ -13,11 +13,12 @@ def mla_decode_few(config: FewMlaConfig):
     bm, bn, d, dv = config.tile
     x, f32, vector = config.x, "float32", ((bm,), "float32")
     n, rows, pages, table, parts, splits, heads, sq = T.dynamic("n, rows, pages, table, parts, splits, heads, sq", "int32")
+    page = T.dynamic("page", "int32") if config.unit else bn
 
     @T.prim_func
     def mla_decode_few(
         q: T.Tensor((n, rows, d), x, vector=8),
-        kv_cache: T.Tensor((pages, bn, d), x, vector=8),
+        kv_cache: T.Tensor((pages, page, d), x, vector=8),
         out: T.Tensor((n, rows, dv), x),
         lse: T.Tensor((n, heads, sq), "float32"),
         partial: T.Tensor((splits, rows, dv), "float32"),
@@ -26,6 +27,7 @@ def mla_decode_few(config: FewMlaConfig):
         cache_seqlens: T.Tensor((n,), "int32"),
         schedule: T.Tensor((parts, 8), "int32"),  # first request, its first page, last request, end of its pages, first piece
         first_split: T.Tensor((n,), "int32"),
+        inverse: T.Scalar("int64") if config.unit else None,  # 2^32 / page, rounded up
         causal: T.Scalar("int32"),
         scale_log2: T.Scalar("float32"),  # scale * log2(e), positive
     ):
@@ -47,7 +49,12 @@ def mla_decode_few(config: FewMlaConfig):
                 steps.limits(limit, first, length, end * bn, heads, sq, causal)
                 for i in T.Pipelined(T.max(end - begin, 1), num_stages=config.stages):
                     key = (begin + i) * bn
-                    T.copy(kv_cache[block_table[request, begin + i], 0, 0], k_tile, eviction_policy="evict_first")
+                    if config.unit:  # what lies beyond the end is 0
+                        token, stop = key + T.box_row(1), T.min(length, end * bn)
+                        place = steps.in_page(0, block_table, request, token, stop, page, inverse)
+                    else:
+                        place = block_table[request, begin + i], 0
+                    T.copy(kv_cache[(*place, 0)], k_tile, eviction_policy="evict_first")
                     T.gemm(k_tile, q_tile, s, transpose_B=True, clear_accum=True)
                     with T.If(key + bn > fewest):
                         for t, r in T.Parallel(bn, bm):
@@ -62,7 +69,8 @@ def mla_decode_few(config: FewMlaConfig):
                     with T.If(i > 0), T.If(T.any_of(factor, lambda v: v != 1.0)):  # before, o holds nothing
                         for c, r in T.Parallel(dv, bm):
                             o[c, r] = o[c, r] * factor[r]
-                    steps.clear_tail(k_tile, slice(0, dv), length - key)
+                    if not config.unit:
+                        steps.clear_tail(k_tile, slice(0, dv), length - key)
                     T.gemm(k_tile[:, 0:dv], p_half, o, transpose_A=True, clear_accum=i == 0)
                 T.reduce_sum(sums, total)
                 for r in T.Parallel(bm):

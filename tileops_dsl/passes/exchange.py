@@ -21,12 +21,12 @@ WARPS = 4  # of a group
 def exchange(kernel: ir.Kernel, target: Target) -> ir.Kernel:
     across, down, groups = by_columns(kernel), down_rows(kernel), kernel.threads // GROUP
     if down:
-        _check_down(kernel, target)
+        _check_down(kernel)
     elif across:
         _check(kernel, target)
-    for gemm in (s for s in ir.walk(kernel.body, ir.Gemm) if s.b.scope == "fragment" and not target.warp_groups):
+    for gemm in (s for s in ir.walk(kernel.body, ir.Gemm) if s.b.scope == "fragment" and not (target.warp_groups or down)):
         problem = f"{target.name} takes b from shared memory, and {gemm.b.name} lies in registers"
-        raise TileError(problem, "T.copy into a T.alloc_shared tile, or target sm_90a", gemm.location)
+        raise TileError(problem, "T.copy into a T.alloc_shared tile, reductions over dim 0, or target sm_90a", gemm.location)
     added = _Exchanges(kernel, WARPS if down else groups if across else 1)
     body = added.body(kernel.body)
     return replace(kernel, body=(*added.allocations, *body)) if added.allocations else kernel
@@ -46,19 +46,18 @@ def _check(kernel: ir.Kernel, target: Target) -> None:
         raise TileError(problem, "one policy for all products: FullRow, or FullCol of groups that share tiles", first.location)
 
 
-def _check_down(kernel: ir.Kernel, target: Target) -> None:
+def _check_down(kernel: ir.Kernel) -> None:
     """Vectors have a value for each column: all reductions are alike, and one group has all rows."""
     reduces = [s for s in ir.walk(kernel.body, ir.Reduce) if len(s.src.shape) == 2]
     first = next(s for s in reduces if s.dim == 0)
     other = next((s for s in reduces if s.dim != 0), None)
-    products = any(ir.walk(kernel.body, ir.Gemm)) and target.warp_groups
     problems = {
-        "a reduction over dim 0 in a kernel without products of warp groups": not products,
+        "a reduction over dim 0 in a kernel without products of warp groups": not any(ir.walk(kernel.body, ir.Gemm)),
         f"{kernel.threads // GROUP} groups divide the rows of a reduction over dim 0": kernel.threads != GROUP,
         f"{first.dst.name} has a value for each column, {other and other.dst.name} for each row": other is not None,
     }
     for problem in (text for text, holds in problems.items() if holds):
-        raise TileError(problem, "T.Kernel(.., threads=128) with T.gemm on sm_90a, and dim=0 in all reductions", first.location)
+        raise TileError(problem, "T.Kernel(.., threads=128) with T.gemm, and dim=0 in all reductions", first.location)
 
 
 class _Exchanges:

@@ -12,12 +12,15 @@ so that operands are on their way from shared memory, and the barrier in front o
 behind it.) Copies behind the last iteration write zeros: no iteration is special. Copies are cp.async where they move 16 bytes;
 single elements go through registers, and land behind the products.
 
-A loop with R products, which follow each other, becomes
+A loop with several products, which follow each other, R of which are the first to read something that is copied, becomes
 
-    copies for the first R S - 1 products, a group for each
-    for i:  for each product, behind what stands in front of it: its copies are waited for; barrier;
-            copies for the product before it, S iterations on, whose tiles nobody reads any more; the product
+    copies for the first R S - 1 of those, a group for each
+    for i:  for each of them, behind what stands in front of it: its copies are waited for; what is cleared of its tiles;
+            barrier; copies for the one before it, S iterations on, whose tiles nobody reads any more; the product
 
+(With R S = 1 its copies begin behind a barrier of their own. Of tiles that others read as well, R is 1.)
+With several stages the next tile's copies begin where the last product reads: where nothing behind the loop has a barrier, one
+stands at the end.
 A barrier stands behind each write of a shared tile by the threads themselves, and behind each wait for copies. That this orders
 all accesses is what `simulate` finds out.
 """
@@ -44,7 +47,7 @@ def schedule(kernel: ir.Kernel, target: Target) -> ir.Kernel:
     require(kernel.ctas <= 1, problem, "cluster=(1, 1), and copies without multicast", kernel.location)
     rings, role, chain = tuple(_rings(kernel)), consumers(kernel), chained(kernel)
     (tiles,), gemms = role.body, list(ir.walk(kernel.body, ir.Gemm))
-    columns = 8 if chain else 8 * _only_product(kernel).across  # a block of each warp
+    columns = 8 if chain else 8 * accumulators(kernel, gemms[0].c, gemms[0].location).across  # a block of each warp
     for copy in (s for s in ir.walk(kernel.body) if is_load(s) or is_store(s)):
         _check_copy(kernel, copy)
     body: list[ir.Stmt] = []
@@ -60,7 +63,11 @@ def schedule(kernel: ir.Kernel, target: Target) -> ir.Kernel:
         else:
             inner = tuple(s for inner in stmt.body for s in _loads_first(inner, stmt.var))
             body.append(Unrolled(stmt.location, stmt.var, constant_extent(stmt), inner))
-    role = replace(role, body=(replace(tiles, body=_announced(body, columns)),))
+    body = _announced(body, columns)
+    behind = [*itertools.dropwhile(lambda stmt: not isinstance(stmt, ir.Pipelined), body)]
+    if chain and behind[0].num_stages > 1 and not any(isinstance(s, Sync) for s in ir.walk(tuple(behind[1:]))):
+        body += (Sync(tiles.location),)
+    role = replace(role, body=(replace(tiles, body=body),))
     return replace(kernel, roles=(role,), rings=rings)
 
 
@@ -72,13 +79,6 @@ def _rings(kernel: ir.Kernel):
             case ir.Const(value=extent):
                 ring = replace(ring, stages=min(ring.stages, extent))
         yield ring
-
-
-def _only_product(kernel: ir.Kernel) -> WarpAccumulators:
-    gemms = list(ir.walk(kernel.body, ir.Gemm))
-    instead = "one T.gemm in one T.Pipelined loop, or others that read its result from a fragment"
-    require(len(gemms) == 1, f"the kernel has {len(gemms)} products", instead, kernel.location)
-    return accumulators(kernel, gemms[0].c, gemms[0].location)
 
 
 def _check_copy(kernel: ir.Kernel, copy: ir.Copy) -> None:
@@ -97,26 +97,30 @@ def _check_copy(kernel: ir.Kernel, copy: ir.Copy) -> None:
 def _products_loop(kernel: ir.Kernel, loop: ir.Pipelined, once: list[ir.Copy]) -> list[ir.Stmt]:
     """What the loop's products read once for the tile is in the first group."""
     at_least_once(loop)
-    products, stages = [s for s in loop.body if isinstance(s, ir.Gemm)], loop.num_stages
-    depth = stages * len(products) - 1  # groups on their way
-    loads = [[s for s in loop.body if is_load(s) and s.dst in operands(product)] for product in products]
-    apart = [*itertools.chain(*loads)] == [s for s in ir.walk(loop.body) if is_load(s)] and all(loads)
-    instead = "for each product, in their order, T.copy of tiles that it alone reads; and two stages, if it is one product"
-    require(apart and depth, "copies of the loop do not belong to one product each", instead, loop.location)
+    products, loads = [s for s in loop.body if isinstance(s, ir.Gemm)], {}
+    for load in (s for s in loop.body if is_load(s)):
+        loads.setdefault(next((p for p in products if load.dst in operands(p)), None), []).append(load)
+    firsts = list(loads)  # products that are the first to read something
+    depth = loop.num_stages * len(firsts) - 1  # groups on their way
+    apart = firsts == [p for p in products if p in firsts] and firsts[:1] == products[:1]
+    apart = apart and [*itertools.chain(*loads.values())] == [s for s in ir.walk(loop.body) if is_load(s)]
+    instead = "for each product, in their order, T.copy of tiles that it is the first to read"
+    require(apart, "copies of the loop do not belong to one product each", instead, loop.location)
     problem = f"{kernel.threads} threads have products that follow each other"
     require(kernel.threads == GROUP, problem, f"T.Kernel(threads={GROUP})", kernel.location)
     for gemm in products:
-        plain_tiles = not gemm.transpose_a and not any(isinstance(tile, ir.View) for tile in (gemm.a, gemm.b, gemm.c))
-        instead = "whole tiles, an a stored [M, K], a multiple of 16 columns"
-        require(
-            plain_tiles and gemm.c.shape[1] % 16 == 0, "a form of product that no mma is written for", instead, gemm.location
-        )
+        whole_boxes = ir.buffer_of(gemm.a).shape[1] % 64 == 0
+        turned = gemm.transpose_a and gemm.a.scope == "shared" and whole_boxes and not gemm.transpose_b
+        parts = [tile for tile in (*[gemm.a] * (not turned), gemm.b, gemm.c) if isinstance(tile, ir.View)]
+        fits = (turned or not gemm.transpose_a) and not parts and gemm.c.shape[1] % 16 == 0
+        instead = "whole tiles, a multiple of 16 columns; an a stored [M, K], or [K, M] with b [K, N]"
+        require(fits, "a form of product that no mma is written for", instead, gemm.location)
 
     def copies(number: int, first: ir.Expr | None = None) -> list[ir.Stmt]:
         """For a product, counted from those of iteration `first` on, or of iteration 0; behind the last one, none."""
-        ahead, which = divmod(number, len(products))
+        ahead, which = divmod(number, len(firsts))
         index = ir.Const("int32", ahead) if first is None else ir.call("add", first, ahead) if ahead else first
-        *begin, commit = _copies(loads[which], loop.var, index)[0]
+        *begin, commit = _copies(loads[firsts[which]], loop.var, index)[0]
         if ahead:
             begin = [ir.If(commit.location, ir.call("lt", index, loop.extent), tuple(begin))]
         return [*begin, commit]
@@ -124,11 +128,24 @@ def _products_loop(kernel: ir.Kernel, loop: ir.Pipelined, once: list[ir.Copy]) -
     ahead = [s for number in range(depth) for s in copies(number)]
     body: list[ir.Stmt] = []
     for stmt in (s for s in loop.body if not is_load(s)):
-        if stmt in products:
-            where, more = stmt.location, copies(products.index(stmt) + depth, loop.var)
-            body += [Retire(where, "copy", depth - 1), Sync(where), *more]
+        if stmt in firsts:
+            where, more = stmt.location, copies(firsts.index(stmt) + depth, loop.var)
+            cleared = [_cleared(body.pop())] if body and _clears(body[-1], stmt) else []
+            now, later = ([], more) if depth else ([Sync(where), *more], [])
+            body += [*now, Retire(where, "copy", max(depth - 1, 0)), *cleared, Sync(where), *later]
         body.append(stmt)
     return [*(Issue(load.location, load, ir.ZERO) for load in once), *ahead, replace(loop, body=tuple(body))]
+
+
+def _clears(stmt: ir.Stmt, gemm: ir.Gemm) -> bool:
+    """Whether it writes rows of what the product reads, which have been loaded."""
+    fills = ir.walk(stmt.body, ir.Fill) if isinstance(stmt, ir.If) else ()
+    return any(ir.buffer_of(fill.buffer) in operands(gemm) for fill in fills)
+
+
+def _cleared(stmt: ir.If) -> ir.If:
+    """Other threads have loaded these rows."""
+    return replace(stmt, body=(Sync(stmt.location), *stmt.body))
 
 
 def _product_loop(loop: ir.Pipelined, ring: Ring) -> list[ir.Stmt]:
@@ -183,7 +200,8 @@ def _announced(body, columns: int) -> tuple[ir.Stmt, ...]:
     """What is written to shared memory goes so many columns at a time, with a barrier behind it."""
     out: list[ir.Stmt] = []
     for stmt in chunked(body, columns):
-        out.append(replace(stmt, body=_announced(stmt.body, columns)) if isinstance(stmt, ir.If | Unrolled) else stmt)
+        within = isinstance(stmt, ir.If | ir.Pipelined | Unrolled)
+        out.append(replace(stmt, body=_announced(stmt.body, columns)) if within else stmt)
         copy = stmt.body[-1] if isinstance(stmt, Chunks) else stmt
         if isinstance(copy, ir.Copy) and isinstance(copy.dst, ir.Buffer) and copy.dst.scope == "shared":
             out.append(Sync(copy.location))

@@ -84,8 +84,9 @@ def _check_kernel(kernel: ir.Kernel, target: Target) -> None:
         raise TileError(problem, instead, kernel.location)
     if [type(stmt) for stmt in loops] != [ir.Persistent]:
         raise TileError("a kernel without a grid is one T.Persistent loop", "all statements in the loop", kernel.location)
-    if runs and not target.warp_groups:
-        raise TileError(f"T.Persistent of a run on {target.name}", "target sm_90a", loops[0].location)
+    if runs and not (target.warp_groups or chained(kernel)):
+        problem = f"T.Persistent of a run on {target.name}, with one product"
+        raise TileError(problem, "products that follow each other, or target sm_90a", loops[0].location)
     if loops[0].alternate and (kernel.threads != 2 * GROUP or not target.warp_groups):
         problem = f"{kernel.threads} threads of {target.name} are to alternate"
         raise TileError(problem, "T.Kernel(threads=256), two warp groups; or no alternate", loops[0].location)
@@ -95,8 +96,8 @@ def _check_kernel(kernel: ir.Kernel, target: Target) -> None:
         problem = f"T.{type(stmt).__name__.lower()} has no meaning in T.Persistent yet"
         require(isinstance(stmt, kinds), problem, "T.Parallel, T.gemm, T.copy", stmt.location)
         by_element = isinstance(stmt, ir.Store) and isinstance(stmt.buffer, ir.Tensor)
-        problem = f"elements of a tensor are stored on {target.name}"
-        require(target.warp_groups or not by_element, problem, "T.copy of a tile, or target sm_90a", stmt.location)
+        problem, right = f"elements of a tensor are stored on {target.name}", target.warp_groups or chained(kernel)
+        require(right or not by_element, problem, "T.copy of a tile, or target sm_90a", stmt.location)
 
 
 def _producer_copies(kernel: ir.Kernel) -> list[ir.Copy]:
