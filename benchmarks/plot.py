@@ -133,6 +133,19 @@ def attention_table(rows):
     return markdown([head, *body]) if body else ""
 
 
+def peers_table(rows):
+    peers = {"fa4": "FA4", "cudnn": "cuDNN", "fa2": "FA2"}
+    head = ["flash_attention beside its peers", "time (us)", "TFLOP/s", *(f"vs {name}" for name in peers.values()), "error", "theirs"]
+    body = [
+        [row["workload"], f"{row['us']:.1f}", f"{row['tflops']:.0f}"]
+        + [f"{row['ratios'][name]:.2f}x" if name in row["ratios"] else "" for name in peers]
+        + [f"{row['errors']['tileops']:.1e}", f"{min(row['errors'][name] for name in row['peers_us']):.1e}"]
+        for row in rows
+        if row["op"] == "attention_peers"
+    ]
+    return markdown([head, *body]) if body else ""
+
+
 def host_table(rows):
     head = ["on the host", "tileops", "beside it"]
     body = [
@@ -160,7 +173,7 @@ def section(rows, picture):
     if of_memory(groups):
         parts.append(f"![Bandwidth of the row operators against the copy bandwidth]({picture})")
     parts += [f"**{op}**\n\n{kernel_table(group)}" for op, group in groups.items()]
-    return "\n\n".join([*parts, *filter(None, [epilogue_table(rows), attention_table(rows), host_table(rows)])])
+    return "\n\n".join([*parts, *filter(None, [epilogue_table(rows), attention_table(rows), peers_table(rows), host_table(rows)])])
 
 
 def replace_section(text, content):

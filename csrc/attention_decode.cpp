@@ -245,7 +245,8 @@ void launch(Device& device, const DecodeVariant& v, const DecodeCall& call, cons
   launch_kernel({v.op, v.name, v.kernel, grid, v.threads, v.shared_bytes, 0}, &p, stream);
 
   SplitResult result = {out.data, lse.data, 1, call.rows(), {out.strides[1], 0, out.strides[2], 1}, {lse.strides[1], 0, lse.strides[2]}};
-  launch_combine(device, *combine_for(v.target, v.x, columns), problem, split, result, stream);
+  const int64_t merged = std::min(problem.items, problem.parts - 1) * problem.rows;  // at most
+  launch_combine(device, *combine_for(v.target, v.x, columns, merged), problem, split, result, stream);
   const int64_t *o = a.out.strides, *l = a.lse_strides;
   if (out.copy) copy(view_of_rows(call, places[0].handle, o[0], o[1], o[2], 1, columns), out.copy.get());
   if (lse.copy) copy(view_of_rows(call, places[1].handle, l[0], l[2], l[1], 1, 0), lse.copy.get());

@@ -219,7 +219,8 @@ void launch_mla(Device& device, const MlaVariant& v, const MlaCall& call, const 
   launch_decode(v, call, problem, split, stream);
   SplitResult result = {call.out, call.lse, call.sq, call.heads, {}, {call.lse_strides[0], call.lse_strides[2], call.lse_strides[1]}};
   std::copy(call.out_strides, call.out_strides + 4, result.out_strides);
-  launch_combine(device, *combine_for(v.target, v.x, call.head_dim_v), problem, split, result, stream);
+  const int64_t merged = std::min(problem.items, problem.parts - 1) * problem.rows;  // at most
+  launch_combine(device, *combine_for(v.target, v.x, call.head_dim_v, merged), problem, split, result, stream);
 }
 
 #else

@@ -17,12 +17,15 @@ extern "C" void split_schedule(tileops::split_schedule_params);
 
 namespace tileops {
 
-const RowVariant* combine_for(Target target, DType type, int64_t columns) {
+const RowVariant* combine_for(Target target, DType type, int64_t columns, int64_t rows) {
+  constexpr int64_t kFewRows = 256;  // a CTA for each, about one wave
   static const RowTable table("mla_combine");
   const RowVariant* found = nullptr;
   for (const RowVariant* row : table.rows(target, DType::f32, type)) {
     const bool fits = row->max_cols >= columns && columns % row->vector == 0;
-    if (fits && (!found || row->max_cols < found->max_cols)) found = row;
+    const bool alike = found && row->max_cols == found->max_cols;
+    const bool better = alike && (row->rows_per_block < found->rows_per_block) == (rows <= kFewRows);
+    if (fits && (!found || row->max_cols < found->max_cols || better)) found = row;
   }
   return found;
 }

@@ -34,8 +34,8 @@ struct SplitResult {
   int64_t lse_strides[3];
 };
 
-// The merge for rows of so many columns, or NULL.
-const RowVariant* combine_for(Target target, DType type, int64_t columns);
+// The merge for so many rows of so many columns, or NULL.
+const RowVariant* combine_for(Target target, DType type, int64_t columns, int64_t rows = INT64_MAX);
 
 // Launches the schedule.
 Split make_schedule(const SplitProblem& problem, const TensorView& like, cudaStream_t stream);

@@ -46,6 +46,15 @@ def test_tables_follow_the_order_of_the_workloads_and_leave_out_no_row():
     assert "| one call of softmax | 3.5 us | eager 5.2 us |" in text
 
 
+def test_attention_beside_its_peers():
+    row = {"op": "attention_peers", "workload": "b4 h16/16 s4096 d128 full", "us": 2.0, "tflops": 500.2, "fastest": "fa4"}
+    row |= {"peers_us": {"cudnn": 3.0, "fa4": 2.1}, "ratios": {"cudnn": 1.5, "fa4": 1.05}}
+    row |= {"errors": {"tileops": 1e-3, "cudnn": 3e-3, "fa4": 2e-3}}
+    (line,) = plot.peers_table([row, {"op": "gemm"}]).splitlines()[2:]
+    assert line == "| b4 h16/16 s4096 d128 full | 2.0 | 500 | 1.05x | 1.50x |  | 1.0e-03 | 2.0e-03 |"
+    assert plot.peers_table([{"op": "gemm"}]) == ""
+
+
 def test_attention_shows_some_of_its_rows():
     names = [
         "b4 h16 s4096 d64 bf16 full",

@@ -80,6 +80,11 @@ def finite(peak):
 
 
 def configs(target: str) -> list[RowConfig]:
-    """A row of up to 512 columns for each warp: the fewer threads, the less often weights are computed."""
-    common = {"op": "mla_combine", "target": target, "x": "float32", "vector": 4, "threads": 128, "threads_per_row": 32}
-    return [RowConfig(**common, y=dtype, chunks=chunks) for dtype in ("bfloat16", "float16") for chunks in (4, 2, 1)]
+    """A row of up to 512 columns for each warp: the fewer threads, the less often weights are computed.
+
+    And one for four warps: of few rows, which are in many pieces, more CTAs read.
+    """
+    common = {"op": "mla_combine", "target": target, "x": "float32", "vector": 4, "threads": 128}
+    shapes = ((32, 4), (128, 1), (32, 2), (32, 1))  # threads of a row, accesses of a thread
+    both = ("bfloat16", "float16")
+    return [RowConfig(**common, y=dtype, threads_per_row=threads, chunks=chunks) for dtype in both for threads, chunks in shapes]
