@@ -89,7 +89,8 @@ flash_attention_portable_params portable_params(const AttentionCall& call) {
 void launch(Device& device, const AttentionVariant& v, const AttentionCall& call, void* params, cudaStream_t stream) {
   // A CTA takes tile after tile, so there are no more than run at a time, nor more than have one; unless each has one.
   const int64_t tiles = ceil_div(call.sq(), v.bm) * call.heads() * call.batches();
-  const auto grid = static_cast<unsigned>(v.longest_first ? tiles : std::min<int64_t>(resident_ctas(device, v), tiles));
+  const int64_t resident = resident_ctas(device, v);  // which makes the kernel ready, too
+  const auto grid = static_cast<unsigned>(v.longest_first ? tiles : std::min(resident, tiles));
   launch_kernel({v.op, v.name, v.kernel, dim3(grid, 1, 1), v.threads, v.shared_bytes, 0}, params, stream);
 }
 
