@@ -26,7 +26,7 @@ from tileops_dsl import configs
 from tileops_dsl.kernels import configs_of
 from tileops_dsl.kernels.flash_attention_config import AttentionConfig
 
-HEAD_DIMS, LENGTHS, BATCHES = (64, 96, 128, 256), (512, 1024, 2048, 4096, 16384), (1, 4, 16)  # of 16 heads
+HEAD_DIMS, LENGTHS, BATCHES = (64, 96, 128, 256), (512, 1024, 2048, 4096, 16384), (1, 4, 16, 64)  # of 16 heads
 DTYPES = {"bfloat16": LENGTHS, "float16": (1024, 4096, 16384)}
 HEADS, MOST = 16, 1 << 20  # rows of q in all
 # Causal: head dim, that of values, window (how many keys a query sees; 0: all), sinks, softcap; and whose layers they are.
