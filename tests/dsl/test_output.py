@@ -19,7 +19,7 @@ PROGRAMS = ROOT / "tileops_dsl" / "kernels"
 SHORT = {"bfloat16": "bf16", "float16": "f16", "float32": "f32"}
 OPS = ("softmax", "rms_norm", "rms_norm_silu")
 MLA = ("mla_decode", "mla_decode_few")
-ATTENTION_FLAGS = ("causal", "lengths", "paged", "window", "sinks", "softcap")
+ATTENTION_FLAGS = ("causal", "lengths", "paged", "window", "sinks", "softcap", "longest_first")
 
 
 def rows(manifest: dict) -> dict[str, dict]:

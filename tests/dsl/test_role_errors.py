@@ -265,24 +265,50 @@ def test_work_between_products_of_groups_that_alternate(a: A, b: B):
                     acc[r, j] = acc[r, j] * 2.0
 
 
-@pytest.mark.parametrize("groups, alternate", [(1, False), (2, True)])
-def test_turns_of_groups_that_have_none(groups, alternate):
-    rows = 128 if alternate else 64
+@rejected("1 groups are to take turns", "threads=256 or more; or no turns")
+def test_turns_of_one_group(a: A, b: B):
+    with T.Kernel(threads=128):
+        a_tile = T.alloc_shared((64, 64), "bfloat16")
+        b_tile = T.alloc_shared((128, 64), "bfloat16")
+        acc = T.alloc_fragment((64, 128), "float32")
+        for row, column in T.Persistent(TILES):
+            for i in T.Pipelined(STEPS, num_stages=2, turns=True):  # here
+                T.copy(a[row * 64, i * 64], a_tile)
+                T.copy(b[column * 128, i * 64], b_tile)
+                T.gemm(a_tile, b_tile, acc, transpose_B=True)
 
-    def program(a: A, b: B):
-        with T.Kernel(threads=128 * groups):
-            a_tile = T.alloc_shared((rows, 64), "bfloat16")
-            b_tile = T.alloc_shared((128, 64), "bfloat16")
-            acc = T.alloc_fragment((rows, 128), "float32")
-            for row, column in T.Persistent(TILES, alternate=alternate):
-                for i in T.Pipelined(STEPS, num_stages=2, turns=True):
-                    T.copy(a[row * rows, i * 64], a_tile)
-                    T.copy(b[column * 128, i * 64], b_tile)
-                    T.gemm(a_tile, b_tile, acc, transpose_B=True)
 
-    message = str(error_of(program))
-    assert f"{groups} groups are to take turns{' and to alternate' * alternate}\n" in message
-    assert message.endswith("Instead: threads=256 or more; or no turns")
+@rejected("2 groups are to take turns and to alternate", "threads=256 or more; or no turns")
+def test_turns_of_groups_that_alternate(a: A, b: B):
+    with T.Kernel(threads=256):
+        a_tile = T.alloc_shared((128, 64), "bfloat16")
+        b_tile = T.alloc_shared((128, 64), "bfloat16")
+        acc = T.alloc_fragment((128, 128), "float32")
+        for row, column in T.Persistent(TILES, alternate=True):
+            for i in T.Pipelined(STEPS, num_stages=2, turns=True):  # here
+                T.copy(a[row * 128, i * 64], a_tile)
+                T.copy(b[column * 128, i * 64], b_tile)
+                T.gemm(a_tile, b_tile, acc, transpose_B=True)
+
+
+@rejected("over of 65536 bytes lies over a_tile of 16384", "fewer stages")
+def test_a_tile_over_a_smaller_one(a: A, b: B, c: C):
+    with T.Kernel(threads=256):  # here
+        a_tile = T.alloc_shared((128, 64), "bfloat16")
+        b_tile = T.alloc_shared((128, 64), "bfloat16")
+        over = T.alloc_shared((128, 128), "bfloat16", alias=a_tile)
+        half = T.alloc_fragment((128, 128), "bfloat16")
+        acc = T.alloc_fragment((128, 128), "float32")
+        for row, column in T.Persistent(TILES):
+            T.copy(a[row * 128, 0], a_tile)
+            for i in T.Pipelined(T.max(STEPS, 1), num_stages=2):
+                T.copy(b[column * 128, i * 64], b_tile)
+                T.gemm(a_tile, b_tile, acc, transpose_B=True, clear_accum=i == 0)
+            for _ in T.Pipelined(2, num_stages=2):
+                for r, j in T.Parallel(128, 128):
+                    half[r, j] = acc[r, j]
+                T.copy(half, over)
+                T.copy(over, c[row * 128, column * 128])
 
 
 @rejected("over lies over a_tile, which is not loaded once for the tile and read by products alone", "a tile of its own")
