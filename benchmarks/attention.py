@@ -76,7 +76,8 @@ class Problem(NamedTuple):
 
     def served_by(self, row: AttentionConfig) -> bool:
         """As csrc/attention_choice.cpp has it."""
-        if row.lengths or row.target != "sm_90a" or row.x != self.dtype or row.tile[2] < self.dims[0] or row.head_dim_v < self.dims[1]:
+        fits = row.tile[2] >= self.dims[0] and row.head_dim_v >= self.dims[1]
+        if row.lengths or row.target != "sm_90a" or row.x != self.dtype or not fits:
             return False
         if self.plain:
             return row.causal == self.causal and not row.options

@@ -1,8 +1,8 @@
 """`python -m benchmarks.attention_peers`: dense attention beside the fastest that there is, interleaved in one process.
 
-Peers: FA2 and cuDNN as PyTorch has them, and FA4 (flash-attn-4, module flash_attn.cute) where it is installed. tileops is called
-as anyone calls it, so the dispatcher chooses the kernel. Each problem is a row of the results: `fastest` of the peers, its time
-over ours, and the error of each contestant against float64, root mean square over rows that are drawn at random.
+Peers: FA2 and cuDNN as PyTorch has them, and FA4 (flash-attn-4, module flash_attn.cute) where it is installed. tileops is
+called as anyone calls it, so the dispatcher chooses the kernel. Each problem is a row of the results: which of the peers is the
+`fastest`, the ratios, and the error of each contestant against float64, root mean square over rows that are drawn at random.
 """
 
 import argparse
@@ -147,7 +147,8 @@ def summary(rows: list[dict]) -> str:
     ]
     ratios = [row["ratios"][row["fastest"]] for row in rows]
     mean = math.exp(sum(map(math.log, ratios)) / len(ratios))
-    return f"{aligned([head, *lines])}\nagainst the fastest: geometric mean {mean:.3f}, least {min(ratios):.3f}, {len(rows)} rows"
+    total = f"against the fastest: geometric mean {mean:.3f}, least {min(ratios):.3f}, {len(rows)} rows"
+    return f"{aligned([head, *lines])}\n{total}"
 
 
 if __name__ == "__main__":

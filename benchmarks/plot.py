@@ -10,7 +10,8 @@ from benchmarks.table import markdown
 
 BEGIN, END = "<!-- results:begin -->", "<!-- results:end -->"
 HOST_OPS = ("startup", "host")  # rows in which nothing moves through device memory
-APART = (*HOST_OPS, "epilogue", "flash_attention", "attention_peers", "flash_attention_paged", "mla_decode")  # of other tables, or of none
+ATTENTION = ("flash_attention", "attention_peers", "flash_attention_paged", "mla_decode")
+APART = (*HOST_OPS, "epilogue", *ATTENTION)  # of other tables, or of none
 SHOWN_ATTENTION = "b4 h16", "bf16", ("s4096",)  # of its many rows
 READING = (
     "Times are medians of CUDA-graph replays over buffers larger than the L2 cache, contestants interleaved; `% of copy` "
@@ -135,7 +136,8 @@ def attention_table(rows):
 
 def peers_table(rows):
     peers = {"fa4": "FA4", "cudnn": "cuDNN", "fa2": "FA2"}
-    head = ["flash_attention beside its peers", "time (us)", "TFLOP/s", *(f"vs {name}" for name in peers.values()), "error", "theirs"]
+    beside = [f"vs {name}" for name in peers.values()]
+    head = ["flash_attention beside its peers", "time (us)", "TFLOP/s", *beside, "error", "theirs"]
     body = [
         [row["workload"], f"{row['us']:.1f}", f"{row['tflops']:.0f}"]
         + [f"{row['ratios'][name]:.2f}x" if name in row["ratios"] else "" for name in peers]
@@ -173,7 +175,8 @@ def section(rows, picture):
     if of_memory(groups):
         parts.append(f"![Bandwidth of the row operators against the copy bandwidth]({picture})")
     parts += [f"**{op}**\n\n{kernel_table(group)}" for op, group in groups.items()]
-    return "\n\n".join([*parts, *filter(None, [epilogue_table(rows), attention_table(rows), peers_table(rows), host_table(rows)])])
+    others = [table(rows) for table in (epilogue_table, attention_table, peers_table, host_table)]
+    return "\n\n".join([*parts, *filter(None, others)])
 
 
 def replace_section(text, content):

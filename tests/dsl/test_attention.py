@@ -85,9 +85,9 @@ def test_order_of_consumers_whose_output_lies_over_the_queries():
     wide = kernel(tile=(128, 80, 256))
     assert wide.shared[next(b for b in wide.shared if b.name == "o_tile")] == wide.shared[next(iter(wide.shared))] == 0
     run = Run(numbers(wide, {}, 2), tiles=1)
-    found = [(_word(e) or type(e.stmt).__name__.lower(), getattr(e.stmt, "all_groups", None)) for e in events(wide.roles[1].body, run)]
-    words = [word for word, _ in found]
-    meeting = found.index(("sync", True))
+    happened = list(events(wide.roles[1].body, run))
+    words = [_word(event) or type(event.stmt).__name__.lower() for event in happened]
+    meeting = next(n for n, event in enumerate(happened) if getattr(event.stmt, "all_groups", False))
     assert meeting > max(n for n, word in enumerate(words) if word == "product o")
     assert meeting < words.index("store out") < words.index("signal q_empty") and words.count("sync") > 1
 
@@ -102,7 +102,7 @@ def test_rescaling_between_two_products():
 
 
 def test_groups_take_turns():
-    """Three groups: each waits before its products of an iteration and lets the next one go behind them; the first goes first."""
+    """Three groups: each waits before its products of an iteration and lets the next one go behind them; the first begins."""
     three = kernel(tile=(192, 128, 64))
     meets = [s for s in ir.walk(three.roles[1].body) if isinstance(s, Meet)]
     assert [(str(s.number), s.waits) for s in meets] == [
@@ -111,8 +111,8 @@ def test_groups_take_turns():
         ("add(group, 4)", True),
     ]  # fmt: skip
     assert [s.which for s in ir.walk(three.roles[1].body) if isinstance(s, Alone)] == ["last", "first"]
-    without = roles.edited(three, lambda s: replace(s, number=ir.call("add", ir.Var("int32", "group"), 5)) if isinstance(s, Meet) else s)
-    assert is_noticed(without)
+    another = ir.call("add", ir.Var("int32", "group"), 5)
+    assert is_noticed(roles.edited(three, lambda s: replace(s, number=another) if isinstance(s, Meet) else s))
 
 
 def test_one_block_of_keys():

@@ -195,12 +195,15 @@ def test_an_unknown_dtype_of_a_configuration():
         (["sinks", "window"], False, "['sinks', 'window']"),
         (["alibi"], False, "['alibi']"),
         (["window"], True, "['window'] and causal"),
+        (["lengths"], "longest_first", "['lengths'] and longest_first"),
     ],
 )
 def test_options_of_an_attention_kernel(options, causal, found):
     with pytest.raises(TileError) as caught:
-        AttentionConfig("flash_attention", "sm_90a", *2 * ("float16",), (128, 64, 64), 2, causal, options=options)
+        order = {"longest_first": True} if causal == "longest_first" else {"causal": causal}
+        AttentionConfig("flash_attention", "sm_90a", *2 * ("float16",), (128, 64, 64), 2, options=options, **order)
     instead = "some of lengths, paged, window, sinks, softcap, in this order; a window without causal, paged with lengths"
+    instead += ", longest_first without"
     assert str(caught.value) == f"configs/flash_attention.json has options {found}\n    Instead: {instead}"
 
 

@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 import pytest
-from rejected import error_of, rejected
+from rejected import rejected
 
 import tileops_dsl.language as T
 from tileops_dsl.errors import TileError
@@ -162,14 +162,17 @@ def test_persistent_over_one_extent():
             pass
 
 
-@rejected("zigzag with alternate, a group_size or a cluster", "T.Persistent(extents, zigzag=..) alone, in a kernel without clusters")
+ALONE = "T.Persistent(extents, zigzag=..) alone, in a kernel without clusters"
+
+
+@rejected("zigzag with alternate, a group_size or a cluster", ALONE)
 def test_zigzag_in_groups_of_rows():
     with T.Kernel(threads=256):
         for _ in T.Persistent(TILES, group_size=8, zigzag=True):  # here
             pass
 
 
-@rejected("zigzag with longest_first", "T.Persistent(extents, zigzag=..) alone, in a kernel without clusters")
+@rejected("zigzag with longest_first", ALONE)
 def test_two_orders():
     with T.Kernel(threads=256):
         for _ in T.Persistent(TILES, longest_first=8, zigzag=True):  # here

@@ -91,8 +91,10 @@ class Generated:
         section = heads_of_section(heads * batch, seqlen_k * (dim + v.shape[3]) * k.element_size() * heads_kv // heads)
         left = seqlen_k if window_left < 0 else min(window_left, seqlen_k)
         right = 0 if causal else seqlen_q if window_right < 0 else min(window_right, seqlen_q)
-        params = gpu.pack(*maps, lse, sink[0], *numbers, *sink[1:], *map(gpu.F32, scales), gpu.I32(left), gpu.I32(right), gpu.I32(section))
+        integers = map(gpu.I32, (left, right, section))
+        params = gpu.pack(*maps, lse, sink[0], *numbers, *sink[1:], *map(gpu.F32, scales), *integers)
         tiles = -(-seqlen_q // self.row.tile[0]) * heads * batch
         multiprocessors = torch.cuda.get_device_properties(q.device).multi_processor_count
-        self.kernel(params, tiles if self.row.longest_first else min(multiprocessors, tiles), self.entry["threads"], self.entry["shared_bytes"])
+        grid = tiles if self.row.longest_first else min(multiprocessors, tiles)
+        self.kernel(params, grid, self.entry["threads"], self.entry["shared_bytes"])
         return out[..., : v.shape[3]], lse

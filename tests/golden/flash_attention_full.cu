@@ -86,12 +86,12 @@ TILEOPS_KERNEL(flash_attention_full, flash_attention_full_params, 384, 1) {
         const int batch = tile / p.tiles_m / p.heads;
         // flash_attention.py:77: kv_head = head // (heads // kv_heads)
         const int kv_head = head / p.heads_per_kv;
-        // flash_attention.py:94: for i in T.Pipelined(blocks, num_stages=config.stages, turns=config.turns):
+        // flash_attention.py:95: for i in T.Pipelined(blocks, num_stages=config.stages, turns=config.turns):
         TILEOPS_NO_UNROLL
         for (int block = blocks; block >= 0; --block) {
-          // flash_attention.py:95: key = (of_step(i) if config.window else blocks - 1 - i) * bn
-          // flash_attention.py:99: of_page, place = batch, first_key + key if config.lengths else key
-          // flash_attention.py:100: T.copy(k[of_page, kv_head, place, 0], k_tile, eviction_policy="evict_last")
+          // flash_attention.py:96: key = (of_step(i) if config.window else blocks - 1 - i) * bn
+          // flash_attention.py:100: of_page, place = batch, first_key + key if config.lengths else key
+          // flash_attention.py:101: T.copy(k[of_page, kv_head, place, 0], k_tile, eviction_policy="evict_last")
           if (block > 0) {
             const auto k_tile = k_tiles + k_stage * kTileKV;
             const int row = (block - 1) * kBlockN;
@@ -114,7 +114,7 @@ TILEOPS_KERNEL(flash_attention_full, flash_attention_full_params, 384, 1) {
             }
             q_parity ^= 1;
           } else {
-            // flash_attention.py:101: T.copy(v[of_page, kv_head, place, 0], v_tile, eviction_policy="evict_last")
+            // flash_attention.py:102: T.copy(v[of_page, kv_head, place, 0], v_tile, eviction_policy="evict_last")
             const auto v_tile = v_tiles + v_stage * kTileKV;
             const int row = block * kBlockN;
             wait(v_empty + v_stage, v_parity, site(19));
@@ -168,11 +168,12 @@ TILEOPS_KERNEL(flash_attention_full, flash_attention_full_params, 384, 1) {
       const int batch = tile / p.tiles_m / p.heads;
       const int row = m + thread / 32 * 16 + lane / 4;  // this thread's first
 
-      // flash_attention.py:94: for i in T.Pipelined(blocks, num_stages=config.stages, turns=config.turns):
+      // flash_attention.py:95: for i in T.Pipelined(blocks, num_stages=config.stages, turns=config.turns):
       // The last block: S and softmax, with no product of this consumer to overlap.
       const auto k_block = k_blocks + stage * 2 * kTileKV;
       wait(q_full + group, q_parity, site(25));
-      // flash_attention.py:102: T.gemm(q_half if config.q_registers else q_tile, k_tile, s, transpose_B=True, policy=by_rows, clear_accum=True)
+      // flash_attention.py:92: queries = q_half if config.q_registers else q_tile
+      // flash_attention.py:103: T.gemm(queries, k_tile, s, transpose_B=True, policy=by_rows, clear_accum=True)
       wait(k_full + stage, parity, site(26));
       named_barrier_sync(1 + group, 256, site(27));
       wgmma_fence(site(28));
@@ -190,48 +191,48 @@ TILEOPS_KERNEL(flash_attention_full, flash_attention_full_params, 384, 1) {
 
       // flash_attention.py:83: whole = (
       // flash_attention.py:86: masked = blocks - whole if config.causal else T.min(blocks - whole, 1)
-      // flash_attention.py:106: with T.If(i < masked):
+      // flash_attention.py:107: with T.If(i < masked):
       if (p.seqlen_k % kBlockN != 0) {
-        // flash_attention.py:107: for r, c in T.Parallel(bm, bn):
-        // flash_attention.py:108: limit = T.min(row + r + 1 + k_len - q_len + right, k_len) if hides_rows else k_len
+        // flash_attention.py:108: for r, c in T.Parallel(bm, bn):
+        // flash_attention.py:109: limit = T.min(row + r + 1 + k_len - q_len + right, k_len) if hides_rows else k_len
         const int keys = p.seqlen_k - (blocks - 1) * kBlockN - lane % 4 * 2;  // from this thread's first column on
-        // flash_attention.py:109: s[r, c] = T.if_then_else(key + c < limit, s[r, c], -T.infinity())
+        // flash_attention.py:110: s[r, c] = T.if_then_else(key + c < limit, s[r, c], -T.infinity())
         TILEOPS_UNROLL
         for (int i = 0; i < kBlockN / 2; ++i)
           if (i / 4 * 8 + i % 2 >= keys) s[i] = -infinity();
       }
-      // flash_attention.py:115: for r in T.Parallel(bm):
-      // flash_attention.py:116: factor[r] = peak[r]
-      // flash_attention.py:117: T.reduce_max(s, peak, clear=False)
+      // flash_attention.py:116: for r in T.Parallel(bm):
+      // flash_attention.py:117: factor[r] = peak[r]
+      // flash_attention.py:118: T.reduce_max(s, peak, clear=False)
       TILEOPS_UNROLL
       for (int c = 0; c < 4; ++c) chain[c] = reduce_registers<Max, kBlockN / 8, 4>(s, c);
       // flash_attention.py:88: T.fill(peak, -T.infinity())
       // flash_attention.py:89: T.fill(sums, 0.0)
-      // flash_attention.py:118: for r in T.Parallel(bm):
-      // flash_attention.py:119: shift[r] = (finite(peak[r]) if may_see_none else peak[r]) * scale_log2
-      // flash_attention.py:120: factor[r] = T.exp2(factor[r] * scale_log2 - shift[r])
-      // flash_attention.py:121: sums[r] = sums[r] * factor[r]
+      // flash_attention.py:119: for r in T.Parallel(bm):
+      // flash_attention.py:120: shift[r] = (finite(peak[r]) if may_see_none else peak[r]) * scale_log2
+      // flash_attention.py:121: factor[r] = T.exp2(factor[r] * scale_log2 - shift[r])
+      // flash_attention.py:122: sums[r] = sums[r] * factor[r]
       TILEOPS_UNROLL
       for (int r = 0; r < 2; ++r) {
         peak[r] = reduce_lanes<Max, 4>(max(chain[2 * r], chain[2 * r + 1]), site(35));
         shift[r] = peak[r] * scale_log2;
         total[r] = 0.0f;
       }
-      // flash_attention.py:111: for r, c in T.Parallel(bm, bn):
-      // flash_attention.py:132: exponentials(s[:, config.early : bn], shift, scale_log2, sums)
-      // flash_attention.py:178: T.reduce_sum(scores, sums, clear=False, partial=True)
+      // flash_attention.py:112: for r, c in T.Parallel(bm, bn):
+      // flash_attention.py:133: exponentials(s[:, config.early : bn], shift, scale_log2, sums)
+      // flash_attention.py:179: T.reduce_sum(scores, sums, clear=False, partial=True)
       TILEOPS_UNROLL
       for (int i = 0; i < kBlockN / 2; ++i) {
         s[i] = exp2(fma(s[i], scale_log2, -shift[i / 2 % 2]));
         total[i / 2 % 2] += s[i];
       }
-      // flash_attention.py:111: for r, c in T.Parallel(bm, bn):
-      // flash_attention.py:133: rounded(s[:, config.early : bn], p_half[:, config.early : bn])
+      // flash_attention.py:112: for r, c in T.Parallel(bm, bn):
+      // flash_attention.py:134: rounded(s[:, config.early : bn], p_half[:, config.early : bn])
       TILEOPS_UNROLL
       for (int i = 0; i < kBlockN / 2; i += 2) round_pair(p_tile, i, s[i], s[i + 1]);
 
       int accumulate = 0;
-      // flash_attention.py:94: for i in T.Pipelined(blocks, num_stages=config.stages, turns=config.turns):
+      // flash_attention.py:95: for i in T.Pipelined(blocks, num_stages=config.stages, turns=config.turns):
       TILEOPS_NO_UNROLL
       for (int block = blocks - 2; block >= 0; --block) {
         const auto v_block = v + stage * 2 * kTileKV;
@@ -239,7 +240,7 @@ TILEOPS_KERNEL(flash_attention_full, flash_attention_full_params, 384, 1) {
         stage ^= 1;
         parity ^= stage == 0;
         const auto k_block = k_blocks + stage * 2 * kTileKV;
-        // flash_attention.py:102: T.gemm(q_half if config.q_registers else q_tile, k_tile, s, transpose_B=True, policy=by_rows, clear_accum=True)
+        // flash_attention.py:103: T.gemm(queries, k_tile, s, transpose_B=True, policy=by_rows, clear_accum=True)
         wait(k_full + stage, parity, site(36));
         named_barrier_sync(1 + group, 256, site(37));
         fence_operand(o);
@@ -249,7 +250,7 @@ TILEOPS_KERNEL(flash_attention_full, flash_attention_full_params, 384, 1) {
         for (int k = 0; k < 8; ++k)
           wgmma<kBlockN>(s, 0, q + (k / 4 * 8192 + k % 4 * 32), k_block + (k / 4 * 2 * kBoxKV + k % 4 * 32), k != 0, site(39));
         wgmma_commit(site(40));
-        // flash_attention.py:140: T.gemm(p_half, v_tile, o, policy=by_rows, clear_accum=not config.late_rescale and i == 0, stage=1)
+        // flash_attention.py:141: T.gemm(p_half, v_tile, o, policy=by_rows, clear_accum=not config.late_rescale and i == 0, stage=1)
         wait(v_full + v_stage, v_parity, site(41));
         wgmma_fence(site(42));
         TILEOPS_UNROLL
@@ -265,15 +266,15 @@ TILEOPS_KERNEL(flash_attention_full, flash_attention_full_params, 384, 1) {
           if (block == 0) arrive(q_empty + group, site(48));
         }
 
-        // flash_attention.py:115: for r in T.Parallel(bm):
-        // flash_attention.py:116: factor[r] = peak[r]
-        // flash_attention.py:117: T.reduce_max(s, peak, clear=False)
+        // flash_attention.py:116: for r in T.Parallel(bm):
+        // flash_attention.py:117: factor[r] = peak[r]
+        // flash_attention.py:118: T.reduce_max(s, peak, clear=False)
         TILEOPS_UNROLL
         for (int c = 0; c < 4; ++c) chain[c] = reduce_registers<Max, kBlockN / 8, 4>(s, c);
-        // flash_attention.py:118: for r in T.Parallel(bm):
-        // flash_attention.py:119: shift[r] = (finite(peak[r]) if may_see_none else peak[r]) * scale_log2
-        // flash_attention.py:120: factor[r] = T.exp2(factor[r] * scale_log2 - shift[r])
-        // flash_attention.py:121: sums[r] = sums[r] * factor[r]
+        // flash_attention.py:119: for r in T.Parallel(bm):
+        // flash_attention.py:120: shift[r] = (finite(peak[r]) if may_see_none else peak[r]) * scale_log2
+        // flash_attention.py:121: factor[r] = T.exp2(factor[r] * scale_log2 - shift[r])
+        // flash_attention.py:122: sums[r] = sums[r] * factor[r]
         TILEOPS_UNROLL
         for (int r = 0; r < 2; ++r) {
           const float before = peak[r];
@@ -282,9 +283,9 @@ TILEOPS_KERNEL(flash_attention_full, flash_attention_full_params, 384, 1) {
           factor[r] = exp2(fma(before, scale_log2, -shift[r]));
           total[r] *= factor[r];
         }
-        // flash_attention.py:111: for r, c in T.Parallel(bm, bn):
-        // flash_attention.py:132: exponentials(s[:, config.early : bn], shift, scale_log2, sums)
-        // flash_attention.py:178: T.reduce_sum(scores, sums, clear=False, partial=True)
+        // flash_attention.py:112: for r, c in T.Parallel(bm, bn):
+        // flash_attention.py:133: exponentials(s[:, config.early : bn], shift, scale_log2, sums)
+        // flash_attention.py:179: T.reduce_sum(scores, sums, clear=False, partial=True)
         TILEOPS_UNROLL
         for (int i = 0; i < kBlockN / 2; ++i) {
           s[i] = exp2(fma(s[i], scale_log2, -shift[i / 2 % 2]));
@@ -297,18 +298,18 @@ TILEOPS_KERNEL(flash_attention_full, flash_attention_full_params, 384, 1) {
         fence_operand(o);
         fence_operand(p_tile);
         if (lane == 0) arrive(v_empty + v_stage, site(52));
-        // flash_attention.py:127: with T.If(i > 0):
-        // flash_attention.py:128: for r, c in T.Parallel(bm, dv):
-        // flash_attention.py:129: o[r, c] = o[r, c] * factor[r]
+        // flash_attention.py:128: with T.If(i > 0):
+        // flash_attention.py:129: for r, c in T.Parallel(bm, dv):
+        // flash_attention.py:130: o[r, c] = o[r, c] * factor[r]
         TILEOPS_UNROLL
         for (int i = 0; i < 64; ++i) o[i] *= factor[i / 2 % 2];
-        // flash_attention.py:111: for r, c in T.Parallel(bm, bn):
-        // flash_attention.py:133: rounded(s[:, config.early : bn], p_half[:, config.early : bn])
+        // flash_attention.py:112: for r, c in T.Parallel(bm, bn):
+        // flash_attention.py:134: rounded(s[:, config.early : bn], p_half[:, config.early : bn])
         TILEOPS_UNROLL
         for (int i = 0; i < kBlockN / 2; i += 2) round_pair(p_tile, i, s[i], s[i + 1]);
       }
 
-      // flash_attention.py:140: T.gemm(p_half, v_tile, o, policy=by_rows, clear_accum=not config.late_rescale and i == 0, stage=1)
+      // flash_attention.py:141: T.gemm(p_half, v_tile, o, policy=by_rows, clear_accum=not config.late_rescale and i == 0, stage=1)
       // The last product needs no turn.
       const auto v_block = v + stage * 2 * kTileKV;
       wait(v_full + stage, parity, site(53));
@@ -321,12 +322,12 @@ TILEOPS_KERNEL(flash_attention_full, flash_attention_full_params, 384, 1) {
       wgmma_commit(site(56));
 
       // While it runs: the row sums and the LSE; and the staging has been read for the tile before.
-      // flash_attention.py:143: T.reduce_sum(sums, total)
+      // flash_attention.py:144: T.reduce_sum(sums, total)
       const int64_t lse_row = (static_cast<int64_t>(batch) * p.heads + head) * p.seqlen_q;
-      // flash_attention.py:144: for r in T.Parallel(bm):
-      // flash_attention.py:154: factor[r] = T.if_then_else(total[r] == 0.0, 0.0, T.reciprocal(total[r]))
-      // flash_attention.py:155: row_lse[r] = (peak[r] * scale_log2 + T.log2(total[r])) * math.log(2)
-      // flash_attention.py:160: T.copy(row_lse, lse[batch, head, row])
+      // flash_attention.py:145: for r in T.Parallel(bm):
+      // flash_attention.py:155: factor[r] = T.if_then_else(total[r] == 0.0, 0.0, T.reciprocal(total[r]))
+      // flash_attention.py:156: row_lse[r] = (peak[r] * scale_log2 + T.log2(total[r])) * math.log(2)
+      // flash_attention.py:161: T.copy(row_lse, lse[batch, head, row])
       TILEOPS_UNROLL
       for (int r = 0; r < 2; ++r) {
         total[r] = reduce_lanes<Sum, 4>(total[r], site(57));
@@ -344,20 +345,20 @@ TILEOPS_KERNEL(flash_attention_full, flash_attention_full_params, 384, 1) {
       stage ^= 1;
       parity ^= stage == 0;
       q_parity ^= 1;
-      // flash_attention.py:161: for e in T.Pipelined(dv // sub, num_stages=2):
-      // flash_attention.py:162: piece = o[:, e * sub : e * sub + sub]
-      // flash_attention.py:163: for r, c in T.Parallel(bm, sub):
-      // flash_attention.py:164: o_half[r, c] = piece[r, c] * factor[r]
+      // flash_attention.py:162: for e in T.Pipelined(dv // sub, num_stages=2):
+      // flash_attention.py:163: piece = o[:, e * sub : e * sub + sub]
+      // flash_attention.py:164: for r, c in T.Parallel(bm, sub):
+      // flash_attention.py:165: o_half[r, c] = piece[r, c] * factor[r]
       TILEOPS_UNROLL
       for (int i = 0; i < 64; i += 2) round_pair(o_half, i, o[i] * factor[i / 2 % 2], o[i + 1] * factor[i / 2 % 2]);
-      // flash_attention.py:168: T.copy(o_half, o_tile)
+      // flash_attention.py:169: T.copy(o_half, o_tile)
       TILEOPS_UNROLL
       for (int j = 0; j < 8; ++j)  // 16 columns, in pieces of 8 that the swizzle permutes
         store_matrix<4>(o_row + (j / 4 * kBoxO + ((j % 4 * 2 + lane / 16) ^ lane % 8) * 8), o_half, 8 * j, site(63));
       fence_async_shared(site(64));
       named_barrier_sync(3 + group, 128, site(65));
       if (thread == 0) {
-        // flash_attention.py:169: T.copy(o_tile, out[batch, head, row, e * sub])
+        // flash_attention.py:170: T.copy(o_tile, out[batch, head, row, e * sub])
         tma_store(p.o, at(0, head, m, batch), o_tile, site(66));
         tma_store(p.o, at(64, head, m, batch), o_tile + kBoxO, site(67));
         store_commit(site(68));

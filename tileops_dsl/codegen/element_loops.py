@@ -75,14 +75,15 @@ def _columns(w: Writer, stmt: ir.Parallel) -> int:
 def reduce(w: Writer, stmt: ir.Reduce) -> None:
     """Each thread its registers of a row, of which two of every four neighbours are; then the row's four lanes.
 
-    A partial sum is added to in the order of columns, so that each addition follows its exponential. Or what each group has made
-    of its columns, in the order of groups. Down the rows: each thread its registers of a column,
-    two in each block of rows; then the column's eight lanes; or what each warp has made of its rows.
+    A partial sum is added to in the order of columns, so that each addition follows its exponential. Or what each group has
+    made of its columns, in the order of groups. Down the rows: each thread its registers of a column, two in each block of
+    rows; then the column's eight lanes; or what each warp has made of its rows.
     """
     op, src, dst, value = stmt.op.title(), stmt.src, f"{stmt.dst.name}[x]", "own"
     if stmt.partial and stmt.dim != 0 and not plan.feeds_itself(w.kernel):  # mla_decode would spill its sums
         with w.of_blocks():
-            row, own = f"{stmt.dst.name}[{w.fragments.row_register(w, 'x')}]", f"{ir.buffer_of(src).name}[{_register(w, src, '', '', stmt)}]"
+            row = f"{stmt.dst.name}[{w.fragments.row_register(w, 'x')}]"
+            own = f"{ir.buffer_of(src).name}[{_register(w, src, '', '', stmt)}]"
             w.each(f"{row} = {op}::combine({row}, {own});", "x", w.span(plan.own_columns(w.kernel, src.shape[1])))
         return
     with w.loop("x", plan.registers(w.kernel, stmt.dst)):

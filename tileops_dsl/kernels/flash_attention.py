@@ -89,8 +89,9 @@ def flash_attention(config: AttentionConfig):
                 T.fill(sums, 0.0)
                 if config.late_rescale:
                     T.fill(o, 0.0)
+                queries = q_half if config.q_registers else q_tile
                 if config.q_registers:
-                    T.copy(q_tile, q_half)
+                    T.copy(q_tile, queries)
                 for i in T.Pipelined(blocks, num_stages=config.stages, turns=config.turns):
                     key = (of_step(i) if config.window else blocks - 1 - i) * bn
                     if config.paged:
@@ -99,7 +100,7 @@ def flash_attention(config: AttentionConfig):
                         of_page, place = batch, first_key + key if config.lengths else key
                     T.copy(k[of_page, kv_head, place, 0], k_tile, eviction_policy="evict_last")
                     T.copy(v[of_page, kv_head, place, 0], v_tile, eviction_policy="evict_last")
-                    T.gemm(q_half if config.q_registers else q_tile, k_tile, s, transpose_B=True, policy=by_rows, clear_accum=True)
+                    T.gemm(queries, k_tile, s, transpose_B=True, policy=by_rows, clear_accum=True)
                     if config.softcap:
                         for r, c in T.Parallel(bm, bn):
                             s[r, c] = T.tanh(s[r, c] * cap_scale)

@@ -63,9 +63,12 @@ class AttentionConfig(Config):
         object.__setattr__(self, "head_dim_v", self.head_dim_v or self.tile[2])
         object.__setattr__(self, "options", tuple(self.options))
         known = tuple(name for name in self.OPTIONS if name in self.options)
-        if self.options != known or (self.causal and self.window) or (self.paged and not self.lengths) or (self.longest_first and self.lengths):
-            problem = f"configs/{self.op}.json has options {list(self.options)}{' and causal' * self.causal}"
+        apart = (self.causal and self.window) or (self.longest_first and self.lengths)
+        if self.options != known or apart or (self.paged and not self.lengths):
+            besides = f"{' and causal' * self.causal}{' and longest_first' * self.longest_first}"
+            problem = f"configs/{self.op}.json has options {list(self.options)}{besides}"
             instead = f"some of {', '.join(self.OPTIONS)}, in this order; a window without causal, paged with lengths"
+            instead += ", longest_first without"
             raise TileError(problem, instead)
 
     @property

@@ -86,5 +86,5 @@ def configs(target: str) -> list[RowConfig]:
     """
     common = {"op": "mla_combine", "target": target, "x": "float32", "vector": 4, "threads": 128}
     shapes = ((32, 4), (128, 1), (32, 2), (32, 1))  # threads of a row, accesses of a thread
-    both = ("bfloat16", "float16")
-    return [RowConfig(**common, y=dtype, threads_per_row=threads, chunks=chunks) for dtype in both for threads, chunks in shapes]
+    rows = [{"y": dtype, "threads_per_row": t, "chunks": n} for dtype in ("bfloat16", "float16") for t, n in shapes]
+    return [RowConfig(**common, **row) for row in rows]

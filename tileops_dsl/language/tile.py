@@ -68,9 +68,9 @@ def Persistent(*extents, group_size: int = 1, alternate: bool = False, zigzag: b
     With (batch, rows, columns) all of one item come before those of the next. `alternate`: each of two groups of 128 threads
     takes every other tile, with all its rows; their product loops take turns, and what follows one runs beside the other's.
     `zigzag`: a CTA takes the last column of a row of tiles and the first, or the second from both ends, and so on: where work
-    grows along the columns, as in a triangle, each pair is as much work. `longest_first`, a number of rows of tiles: of a section
-    of so many, all last columns come first, then those before them; with a CTA for each tile, which then starts when another is
-    done, that is even work, too, and a section's rows are what the L2 cache shall hold.
+    grows along the columns, as in a triangle, each pair is as much work. `longest_first`, a number of rows of tiles: of a
+    section of so many, all last columns come first, then those before them; with a CTA for each tile, which then starts when
+    another is done, that is even work, too, and a section's rows are what the L2 cache shall hold.
 
     In a kernel with a grid, for item in T.Persistent(begin, end): the run of items that is this CTA's, which may be none.
     """
