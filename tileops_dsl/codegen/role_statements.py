@@ -221,11 +221,15 @@ def retire(w: Writer, stmt: Retire) -> None:
 
 
 def _await(w: Writer, stmt: Await) -> None:
-    """A writer's first waits pass: it takes the other parity."""
+    """A writer's first waits pass: it takes the other parity.
+
+    Of several warps that load, only that waits which loads: the phases of the others' tiles are bound to nothing that they do.
+    """
     barrier = plan.barrier_named(w.kernel, stmt.barrier)
     phase, stage = w.phase(barrier.ring), w.index(barrier.ring)
     if barrier.common:
-        w.line(f"wait({w.slot(barrier)}, {phase}{' ^ 1' if barrier.kind == 'empty' else ''}, {w.site(stmt)});")
+        alone = plan.of_rows(w.role) and not any(load.box_row for load in plan.loads_of(w.kernel, barrier.ring))
+        w.line(f"{'if (warp == 0) ' if alone else ''}wait({w.slot(barrier)}, {phase}{' ^ 1' if barrier.kind == 'empty' else ''}, {w.site(stmt)});")
     else:  # a bit for each stage: a tile need not go round all of them
         w.line(f"wait({w.slot(barrier)}, ({phase} >> {stage}) & 1, {w.site(stmt)});")
         w.line(f"{phase} ^= 1 << {stage};")
