@@ -226,6 +226,7 @@ def problems(row) -> list[library.Problem]:
             more = options | {"page": 16 * row.paged}
             return [library.Problem(*library.lengths.lengths_problem(row, *call, 3, 1, **more)) for call in calls]
         shapes = [(1, bm + 44, (row.stages + 5) * bn + 5, 3, 1), (1, 2 * bm + 44, bm + 5, 3, 3)]
+        shapes += [(1, 2 * bm + 44, bn - 3, 3, 3)] * (row.target == "sm_90a")  # the next tile's queries come soon
         ragged = 3 * (row.target == "portable")
         dims = [row.tile[2] - ragged, row.head_dim_v - ragged]
         return [library.attention_problem(row, *shape, dims=dims, **options) for shape in shapes]
@@ -250,6 +251,7 @@ MEET = "all of group 0 sync at site 85 before the product that reads what they h
 TAKEN = "the next commit takes the product along, and nothing is waited for before it"
 TAILS = "where a page has a tail, the next one has, too, behind which the group fences what it wrote to both"
 ZEROS = "clears whole rows, in whatever order"
+READ = "what the stores read lies over the queries, which are handed back when it has been read"
 MLA_DECODE, MLA_SCORES = r"mla_decode/sm_90a\S*", r"(done = |T.wait\(T.wgmma_gemm\(q_rope)"
 EQUIVALENT = [
     ("reconvergence", LANES, r"\S+ sync_warp@\d+ suppress .*"),
@@ -259,6 +261,7 @@ EQUIVALENT = [
     ("late fence", FENCED, rf"{MLA_DECODE} wgmma_fence@\d+ suppress ({MLA_SCORES}|T.wgmma_gemm\(p0).*"),
     ("late commit", TAKEN, rf"{MLA_DECODE} wgmma_commit@\d+ suppress {MLA_SCORES}.*"),
     ("fence of two tails", TAILS, rf"{MLA_DECODE} fence_async_shared@\d+ suppress T.fill\(k.*"),
+    ("read before", READ, r"flash_attention/\w+_over_queries store_wait@\d+ suppress T.copy\(o_tile, out.*"),
     ("zeros", ZEROS, r"\w+/\S+ store_shared@\d+ flip T.fill\((k|v_tile).*"),
     ("second barrier", MEET, r"mla_decode/golden named_barrier_sync@84 suppress "),
     ("never reached", WHOLE, r"gemm/portable_.n\S* load_shared@\d+ flip T.copy\(c_tile, c.*"),
