@@ -7,7 +7,7 @@ import pytest
 from rejected import neighbour
 
 import tileops_dsl.language as T
-from tileops_dsl import ir, plan
+from tileops_dsl import ir, output, plan
 from tileops_dsl.errors import TileError
 from tileops_dsl.instruction_layouts import AccumulatorRows, WgmmaAccumulator
 from tileops_dsl.kernels.flash_attention import flash_attention, within_window
@@ -99,6 +99,15 @@ def test_rescaling_between_two_products():
     words = [_word(e) for e in events(wide.roles[1].body, run)]
     second = words.index("product s", words.index("product s") + 1)
     assert [word for word in words[second:] if word][:4] == ["product s", "write o", "await v_full", "product o"]
+
+
+def test_only_the_warp_that_loads_the_queries_waits_for_their_tile():
+    """Four warps load boxes of rows; the queries, handed back early, may have gone two phases on before the others come."""
+    config = AttentionConfig("flash_attention", "sm_90a", *DTYPES, (128, 64, 64), 2, True, options=("lengths", "paged"))
+    text = output.source_text([output.compile_config(config)])
+    waits = [line.strip() for line in text.splitlines() if "wait(" in line and "_empty" in line]
+    assert len(waits) == 3 and [line.startswith("if (warp == 0) ") for line in waits] == [False, True, False]
+    assert "q_empty" in waits[1]
 
 
 def test_groups_take_turns():

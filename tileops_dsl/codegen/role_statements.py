@@ -229,7 +229,8 @@ def _await(w: Writer, stmt: Await) -> None:
     phase, stage = w.phase(barrier.ring), w.index(barrier.ring)
     if barrier.common:
         alone = plan.of_rows(w.role) and not any(load.box_row for load in plan.loads_of(w.kernel, barrier.ring))
-        w.line(f"{'if (warp == 0) ' if alone else ''}wait({w.slot(barrier)}, {phase}{' ^ 1' if barrier.kind == 'empty' else ''}, {w.site(stmt)});")
+        guard, parity = "if (warp == 0) " * bool(alone), " ^ 1" * (barrier.kind == "empty")
+        w.line(f"{guard}wait({w.slot(barrier)}, {phase}{parity}, {w.site(stmt)});")
     else:  # a bit for each stage: a tile need not go round all of them
         w.line(f"wait({w.slot(barrier)}, ({phase} >> {stage}) & 1, {w.site(stmt)});")
         w.line(f"{phase} ^= 1 << {stage};")
