@@ -25,6 +25,7 @@ namespace tileops {
    has(mask, "window"),                                                 \
    has(mask, "sinks"),                                                  \
    has(mask, "softcap"),                                                \
+   has(mask, "longest_first"),                                          \
    bm,                                                                  \
    bn,                                                                  \
    head_dim,                                                            \
@@ -66,6 +67,7 @@ extern const AttentionVariant attention_variants[] = {
     PORTABLE(bf16, "lengths_window_sinks", 64, 64, 64),
     PORTABLE(bf16, "lengths_window_sinks_softcap", 64, 64, 64),
     PORTABLE(bf16, "lengths_paged_window_sinks", 64, 64, 64),
+    NAMED(sm_90a, "256x64", bf16, "causal_longest_first", 128, 64, 256, 64),
     {}};
 extern const int attention_variant_count = sizeof(attention_variants) / sizeof(attention_variants[0]) - 1;
 
@@ -125,7 +127,11 @@ void compute_all(const tileops::AttentionVariant& v, const Params& p, const cuda
                  const Heads& k, const Heads& value, const Heads& out) {
   const bool right = config.numAttrs == 0 && p.sk > 0 && q.columns == k.columns && (!p.sinks_dtype || p.sinks_stride[1] == 0);
   if (!right) abort();
-  fake::record_launch(v.name, {config.gridDim.x, p.batches, p.heads, p.kv_heads, p.sq, p.sk});
+  if (v.longest_first) {
+    fake::record_launch(v.name, {config.gridDim.x, p.section});
+  } else {
+    fake::record_launch(v.name, {config.gridDim.x, p.batches, p.heads, p.kv_heads, p.sq, p.sk});
+  }
   for (int64_t i = 0; i < int64_t(p.batches) * p.heads * p.sq; ++i) {
     compute(v, p, q, k, value, out, {i / p.sq / p.heads, i / p.sq % p.heads, i % p.sq});
   }

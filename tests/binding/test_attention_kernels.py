@@ -83,6 +83,22 @@ def test_shapes(forced, shape, causal):
     assert launched(forced) == (min(10, -(-sq // 128) * h * b), b, h, hk, sq, sk)
 
 
+@pytest.mark.parametrize(
+    "shape, section",
+    [
+        ((2, 300, 7, 4, 2), 8),  # all heads' keys fit the cache: the power of two that is as many
+        ((1, 130, 32000, 4, 4), 1),  # 20 MB for each head
+        ((1, 130, 32000, 4, 1), 4),  # which share them
+    ],
+)
+def test_longest_first(fake, shape, section):
+    """A CTA for each tile, beyond those that run at a time; heads whose keys and values take 32 MB together."""
+    fake.knobs(force="sm_90a")
+    b, sq, sk, h, hk = shape
+    assert check(fake, *qkv(b, sq, sk, h, hk, d=256, dv=64), causal=True).endswith("_causal_longest_first")
+    assert launched(fake) == (-(-sq // 128) * h * b, section)
+
+
 def test_dtypes_and_head_dims(forced):
     assert check(forced, *qkv(d=128)) == "flash_attention_sm_90a_bf16_128x160x128_full"
     assert check(forced, *qkv(dtype=F16)) == "flash_attention_sm_90a_f16_128x160x64_full"
