@@ -61,8 +61,13 @@ def of_attention(row):
         return ["one_stage", *kind] if row.stages == 1 else kind or [mask, *(o for o in row.options if o != "window")]
     rows_of_tile = [f"{row.tile[0]}rows"] * (row.tile[0] != 128)
     values = ["values"] * (row.head_dim_v != row.tile[2])
-    wide = [] if row.options else ["over_queries"] * row.o_over_q or ["late"] * row.late_rescale
-    return [mask, *(name for name in row.options if name != "window"), *values, *rows_of_tile, *wide]
+    of_queries = ["over_queries"] * row.o_over_q or ["late"] * row.late_rescale or ["shared"] * in_shared(row)
+    return [mask, *(name for name in row.options if name != "window"), *values, *rows_of_tile, *of_queries]
+
+
+def in_shared(row) -> bool:
+    """Whether products of attention take the queries from shared memory, where others of two groups have them in registers."""
+    return row.groups == 2 and not row.q_registers
 
 
 def of_rows(row):
@@ -92,10 +97,10 @@ def small(row):
         if row.target == "portable":
             deep = 192 if row.stages == 1 else 64
             return replace(row, tile=(row.tile[0], 32, deep), head_dim_v=deep)
-        if row.o_over_q:
+        if row.o_over_q or (in_shared(row) and not row.late_rescale):  # by its size
             return replace(row, measured=())
-        if row.late_rescale and not row.options:
-            return replace(row, tile=(row.tile[0], 32, 192), head_dim_v=0, measured=())
+        if row.late_rescale:
+            return replace(row, tile=(row.tile[0], 32, 256), head_dim_v=0, measured=())
         values = 64 if row.head_dim_v != row.tile[2] else 0
         deep = 128 if row.lengths else 96  # a box of one row is 128 bytes
         return replace(row, tile=(row.tile[0], 32, deep if values else 64), head_dim_v=values, measured=())
