@@ -4,7 +4,6 @@ Each problem is a row of the results; --configs writes the times into configs/fl
 them (`measured`: near what it was faster than the eager twin, a kernel is taken).
 """
 
-import argparse
 import itertools
 import json
 import sys
@@ -17,11 +16,10 @@ import torch.nn.functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import tileops
-from benchmarks import results, timing
+from benchmarks import command, results, timing
 from benchmarks.table import aligned
 from build_backend.measured import MeasuredAttention
 from tileops import knobs
-from tileops.demo import Progress
 from tileops_dsl import configs
 from tileops_dsl.kernels import configs_of
 from tileops_dsl.kernels.flash_attention_config import AttentionConfig
@@ -96,8 +94,8 @@ def kernels(problem: Problem, rows: list[AttentionConfig]) -> dict[str, Attentio
     return {row.name: row for row in serving if row.tile[2] + row.head_dim_v == fewest}
 
 
-def problems(*matches: str):
-    """Whose label contains one of `matches`, with the tokens of a long prompt at most, which is longer than the window."""
+def problems():
+    """With the tokens of a long prompt at most, which is longer than the window."""
     plain = [
         Problem(dtype, dim, causal, batch, length)
         for dtype, dim, causal in itertools.product(DTYPES, HEAD_DIMS, (False, True))
@@ -115,8 +113,7 @@ def problems(*matches: str):
         if dim == dim_v or not causal
     ]
     for problem in (*plain, *others, *more):
-        wanted = any(match in problem.label for match in matches)
-        if wanted and problem.batch * HEADS * problem.length <= MOST and problem.window < problem.length:
+        if problem.batch * HEADS * problem.length <= MOST and problem.window < problem.length:
             yield problem
 
 
@@ -133,9 +130,15 @@ def error(out, q, k, v, causal, window_left=-1, softcap=0.0, sinks=None):
     return ((out[rows].double() - exact).abs().max() / exact.abs().max()).item()
 
 
-def cudnn(q, k, v, causal):
-    with sdpa_kernel(SDPBackend.CUDNN_ATTENTION):
-        return F.scaled_dot_product_attention(*(t.transpose(1, 2) for t in (q, k, v)), is_causal=causal).transpose(1, 2)
+def of_torch(backend: SDPBackend, causal: bool):
+    """PyTorch's attention by one of its backends, as we have it: [B, S, H, D], grouped heads."""
+
+    def run(q, k, v):
+        with sdpa_kernel(backend):
+            heads = (t.transpose(1, 2) for t in (q, k, v))
+            return F.scaled_dot_product_attention(*heads, is_causal=causal, enable_gqa=q.shape[2] != k.shape[2]).transpose(1, 2)
+
+    return run
 
 
 def forced(name, q, k, v, options):
@@ -160,7 +163,7 @@ def measure(problem, names, rounds):
     sets = [tuple(torch.randn(shape, device="cuda", dtype=getattr(torch, dtype)) for shape in shapes) for _ in range(count)]
     contestants = {name: lambda q, k, v, name=name: forced(name, q, k, v, options) for name in ("eager", *names)}
     if problem.plain and dim == dim_v and dim % 8 == 0:  # what cuDNN takes
-        contestants["cudnn"] = lambda q, k, v: cudnn(q, k, v, causal)
+        contestants["cudnn"] = of_torch(SDPBackend.CUDNN_ATTENTION, causal)
     errors = {name: error(fn(*sets[0]), *sets[0], **options) for name, fn in contestants.items()}
     if not max(errors.values()) < TOLERANCE[dtype]:
         raise SystemExit(f"benchmarks.attention: {problem.label}: wrong results, {errors}")
@@ -208,30 +211,20 @@ def write_configs(path, rows, found):
 
 
 def main(arguments=None):
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.attention", description=__doc__)
-    text = "only the problems whose label contains this (repeatable)"
-    parser.add_argument("--match", action="append", metavar="LABEL", help=text)
-    parser.add_argument("--rounds", type=int, default=timing.ROUNDS)
-    parser.add_argument("--out", type=Path, help="results file (default: benchmarks/results/<gpu>.jsonl)")
+    parser = command.options_of("attention", __doc__)
     parser.add_argument("--configs", type=Path, metavar="FILE", help="write the configuration with the times into this file")
     options = parser.parse_args(arguments)
-    if not torch.cuda.is_available():
-        raise SystemExit("benchmarks.attention: torch sees no GPU; expected one, since only kernels are timed")
-    gpu, rows = torch.cuda.get_device_name(), configs_of("flash_attention")
-    path = options.out or results.RESULTS / f"{results.slug(gpu)}.jsonl"
-    chosen, found, written = list(problems(*(options.match or [""]))), {}, []
-    progress = Progress(len(chosen))
-    for problem in chosen:
-        progress.step(problem.label)
+    command.require_gpu("attention")
+    gpu, rows, found = torch.cuda.get_device_name(), configs_of("flash_attention"), {}
+
+    def of_all_kernels(problem: Problem) -> dict:
         contestants = kernels(problem, rows)
-        with torch.no_grad():
-            row, times, eager = measure(problem, list(contestants), options.rounds)
-        written.append(row)
+        row, times, eager = measure(problem, list(contestants), options.rounds)
         for name, us in times.items():
             found.setdefault(name, []).append(measurement(gpu, problem, contestants[name], us, eager))
-        results.write(path, [row])
-        torch.cuda.empty_cache()
-    progress.close()
+        return row
+
+    written = command.measured(options, problems(), of_all_kernels)
     head = ["flash_attention", "us", "TFLOP/s", "vs eager", "vs cudnn", "kernel"]
     lines = [
         [r["workload"], r["us"], r["tflops"], *(ratio(r, peer) for peer in ("eager", "cudnn")), r["variant"]] for r in written

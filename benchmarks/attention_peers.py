@@ -5,21 +5,18 @@ called as anyone calls it, so the dispatcher chooses the kernel. Each problem is
 `fastest`, the ratios, and the error of each contestant against float64, root mean square over rows that are drawn at random.
 """
 
-import argparse
 import importlib.util
 import math
 import sys
-from pathlib import Path
 from typing import NamedTuple
 
 import torch
-import torch.nn.functional as F
-from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.attention import SDPBackend
 
 import tileops
-from benchmarks import results, timing
+from benchmarks import command, results, timing
+from benchmarks.attention import of_torch
 from benchmarks.table import aligned
-from tileops.demo import Progress
 
 TOKENS = 16384  # in all
 HEADS = {64: 32, 128: 16, 256: 8}
@@ -54,15 +51,6 @@ PROBLEMS = [
     *(Problem(TOKENS // length, 64, 8, length, 64, True) for length in (4096, 8192)),
     Problem(2, 16, 4, 8192, 256, True),
 ]
-
-
-def of_torch(backend, causal):
-    def run(q, k, v):
-        with sdpa_kernel(backend):
-            heads = (t.transpose(1, 2) for t in (q, k, v))
-            return F.scaled_dot_product_attention(*heads, is_causal=causal, enable_gqa=q.shape[2] != k.shape[2]).transpose(1, 2)
-
-    return run
 
 
 def contestants(causal: bool) -> dict:
@@ -116,24 +104,10 @@ def measure(problem: Problem, rounds: int) -> dict:
 
 
 def main(arguments=None):
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.attention_peers", description=__doc__)
-    text = "only the problems whose label contains this (repeatable)"
-    parser.add_argument("--match", action="append", metavar="LABEL", help=text)
-    parser.add_argument("--rounds", type=int, default=timing.ROUNDS)
-    parser.add_argument("--out", type=Path, help="results file (default: benchmarks/results/<gpu>.jsonl)")
-    options = parser.parse_args(arguments)
-    if not torch.cuda.is_available():
-        raise SystemExit("benchmarks.attention_peers: torch sees no GPU; expected one, since only kernels are timed")
-    path = options.out or results.RESULTS / f"{results.slug(torch.cuda.get_device_name())}.jsonl"
-    chosen = [problem for problem in PROBLEMS if any(match in problem.label for match in options.match or [""])]
-    progress, written = Progress(len(chosen)), []
-    for problem in chosen:
-        progress.step(problem.label)
-        with torch.no_grad(), tileops.knobs.scope(require_native=True):
-            written.append(measure(problem, options.rounds))
-        results.write(path, written[-1:])
-        torch.cuda.empty_cache()
-    progress.close()
+    options = command.options_of("attention_peers", __doc__).parse_args(arguments)
+    command.require_gpu("attention_peers")
+    with tileops.knobs.scope(require_native=True):
+        written = command.measured(options, PROBLEMS, lambda problem: measure(problem, options.rounds))
     print(summary(written))
 
 

@@ -5,18 +5,15 @@ kernel, the merge of split requests. `of copy`: the time of an elementwise copy 
 read, over that of the call.
 """
 
-import argparse
 import sys
-from pathlib import Path
 from typing import NamedTuple
 
 import torch
 
 import tileops
-from benchmarks import results, timing
+from benchmarks import command, results, timing
 from benchmarks.copy_kernel import copy
 from benchmarks.table import aligned
-from tileops.demo import Progress
 
 DIM = 128
 TOLERANCE = 2**-7  # of the largest value
@@ -86,24 +83,10 @@ def measure(problem: Problem, rounds: int) -> dict:
 
 
 def main(arguments=None):
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.decode", description=__doc__)
-    text = "only the problems whose label contains this (repeatable)"
-    parser.add_argument("--match", action="append", metavar="LABEL", help=text)
-    parser.add_argument("--rounds", type=int, default=timing.ROUNDS)
-    parser.add_argument("--out", type=Path, help="results file (default: benchmarks/results/<gpu>.jsonl)")
-    options = parser.parse_args(arguments)
-    if not torch.cuda.is_available():
-        raise SystemExit("benchmarks.decode: torch sees no GPU; expected one, since only kernels are timed")
-    path = options.out or results.RESULTS / f"{results.slug(torch.cuda.get_device_name())}.jsonl"
-    chosen = [problem for problem in PROBLEMS if any(match in problem.label for match in options.match or [""])]
-    progress, written = Progress(len(chosen)), []
-    for problem in chosen:
-        progress.step(problem.label)
-        with torch.no_grad(), tileops.knobs.scope(require_native=True):
-            written.append(measure(problem, options.rounds))
-        results.write(path, written[-1:])
-        torch.cuda.empty_cache()
-    progress.close()
+    options = command.options_of("decode", __doc__).parse_args(arguments)
+    command.require_gpu("decode")
+    with tileops.knobs.scope(require_native=True):
+        written = command.measured(options, PROBLEMS, lambda problem: measure(problem, options.rounds))
     lines = [[r["workload"], r["us"], r["gbps"], r["ceiling_pct"] / 100, r["error"]] for r in written]
     print(aligned([["flash_attention_paged", "us", "GB/s", "of copy", "error"], *lines]))
 

@@ -6,7 +6,6 @@ asked to make its schedule in each call. TileLang's kernel comes from the file t
 where it fills the GPU without splits.
 """
 
-import argparse
 import importlib
 import sys
 from pathlib import Path
@@ -15,9 +14,8 @@ from typing import NamedTuple
 import torch
 
 import tileops
-from benchmarks import mla_tilelang, results, timing
+from benchmarks import command, mla_tilelang, results, timing
 from benchmarks.table import aligned
-from tileops.demo import Progress
 
 PAGE, DIM, DIM_V, SCALE = 64, 576, 512, 192**-0.5
 TOLERANCE = 2**-7  # of the largest value
@@ -116,28 +114,18 @@ def measure(problem: Problem, has_peer: bool, rounds: int, example: mla_tilelang
 
 
 def main(arguments=None):
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.mla", description=__doc__)
-    text = "only the problems whose label contains this (repeatable)"
-    parser.add_argument("--match", action="append", metavar="LABEL", help=text)
-    parser.add_argument("--rounds", type=int, default=timing.ROUNDS)
+    parser = command.options_of("mla", __doc__)
     text = "TileLang's example_mla_decode_paged.py, whose kernel is measured too (see benchmarks/mla_tilelang.py)"
     parser.add_argument("--tilelang", type=Path, metavar="FILE", help=text)
-    parser.add_argument("--out", type=Path, help="results file (default: benchmarks/results/<gpu>.jsonl)")
     options = parser.parse_args(arguments)
-    if not torch.cuda.is_available():
-        raise SystemExit("benchmarks.mla: torch sees no GPU; expected one, since only kernels are timed")
+    command.require_gpu("mla")
     example = mla_tilelang.load(options.tilelang) if options.tilelang else None
     has_peer = all(importlib.util.find_spec(name) and importlib.import_module(name) for name in PEERS)
-    path = options.out or results.RESULTS / f"{results.slug(torch.cuda.get_device_name())}.jsonl"
-    chosen = [problem for problem in PROBLEMS if any(match in problem.label for match in options.match or [""])]
-    progress, written = Progress(len(chosen)), []
-    for problem in chosen:
-        progress.step(problem.label)
-        with torch.no_grad():
-            written.append(measure(problem, has_peer and problem.page == PAGE, options.rounds, example))
-        results.write(path, written[-1:])
-        torch.cuda.empty_cache()
-    progress.close()
+
+    def beside(problem: Problem) -> dict:
+        return measure(problem, has_peer and problem.page == PAGE, options.rounds, example)
+
+    written = command.measured(options, PROBLEMS, beside)
     names = [name for name in ("flashmla", "tilelang") if any(name in row["ratios"] for row in written)]
     lines = [
         [r["workload"], r["us"], r["tflops"], r["gbps"], *(r["ratios"].get(name, "-") for name in names), r["error"]]

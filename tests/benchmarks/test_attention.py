@@ -19,14 +19,14 @@ from attention_reference import exact as exact_attention
 
 def test_every_kernel_has_problems():
     rows = [row for row in configs_of("flash_attention") if not row.lengths and row.target == "sm_90a"]
-    problems = list(attention.problems(""))
+    problems = list(attention.problems())
     assert {name for problem in problems for name in attention.kernels(problem, rows)} == {row.name for row in rows}
     assert len(set(problems)) == len(problems)
-    found = [tuple(problem) for problem in attention.problems("b4 h16 s1024 d64 bf16 causal")]
+    found = [tuple(problem) for problem in problems if "b4 h16 s1024 d64 bf16 causal" in problem.label]
     assert found[0] == ("bfloat16", 64, True, 4, 1024, 0, 0, False, 0.0)
     assert found[1:] == [("bfloat16", 64, True, 4, 1024, 64, *rest, 0.0) for rest in ((128, True), (0, True))]
-    assert {p.dims for p in attention.problems("d192", "sinks")} == {(64, 64), (192, 192), (192, 128)}
-    assert next(attention.problems("s16384 d192/")).label == "b1 h16 s16384 d192/128 bf16 causal"
+    assert {p.dims for p in problems if "d192" in p.label or "sinks" in p.label} == {(64, 64), (192, 192), (192, 128)}
+    assert next(p.label for p in problems if "s16384 d192/" in p.label) == "b1 h16 s16384 d192/128 bf16 causal"
 
 
 def test_the_kernels_with_the_fewest_columns_are_timed():

@@ -33,7 +33,10 @@ def workload(request):
     return request.param
 
 
-@pytest.mark.filterwarnings("ignore:Mismatch dtype between input and weight")
+MIXED = pytest.mark.filterwarnings("ignore:Mismatch dtype between input and weight")  # of torch, once in a process
+
+
+@MIXED
 @pytest.mark.parametrize("name", ["eager", "formula", "tileops"])
 def test_a_contestant_passes_its_own_check(workload, name):
     if name == "tileops":
@@ -63,6 +66,7 @@ def test_a_product_passes_its_own_check_and_a_spoilt_one_does_not(workload):
         contestants.check(workload, "mine", contestants.worst_error(workload, sets, outputs), found)
 
 
+@MIXED
 def test_a_result_of_another_set_or_a_single_wrong_element_is_refused(workload):
     fn = contestants._eager(workload)
     sets = contestants.make_sets(workload, 2, "cpu")
