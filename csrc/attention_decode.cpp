@@ -198,8 +198,7 @@ void launch(Device& device, const DecodeVariant& v, const DecodeCall& call, cons
   const Rows rows = rows_of_q(call, q);
   const Rows out = rows_of_result(call, places[0].data, v.x, a.out.strides[0], a.out.strides[2], columns, q);
   const Rows lse = rows_of_result(call, a.lse, DType::f32, a.lse_strides[0], a.lse_strides[1], 0, q);
-  const int ctas = v.target == Target::portable ? resident : device.multiprocessors;  // two of a GPU with room: one loads
-  const int64_t parts = std::max<int64_t>(ctas / ceil_div(call.rows(), v.bm), 1);
+  const int64_t parts = parts_for(device, v.target, resident, ceil_div(call.rows(), v.bm));
   const SplitProblem problem = {v.op, call.cache_seqlens, call.requests() * a.kv_heads(), a.kv_heads(), call.rows(), columns,
                                 parts, v.bn, call.queries() + a.window_left, kOverhead, call.num_splits};
   const Split split = make_schedule(problem, q, stream);
@@ -245,8 +244,7 @@ void launch(Device& device, const DecodeVariant& v, const DecodeCall& call, cons
   launch_kernel({v.op, v.name, v.kernel, grid, v.threads, v.shared_bytes, 0}, &p, stream);
 
   SplitResult result = {out.data, lse.data, 1, call.rows(), {out.strides[1], 0, out.strides[2], 1}, {lse.strides[1], 0, lse.strides[2]}};
-  const int64_t merged = std::min(problem.items, problem.parts - 1) * problem.rows;  // at most
-  launch_combine(device, *combine_for(v.target, v.x, columns, merged), problem, split, result, stream);
+  launch_combine(device, v.target, v.x, problem, split, result, stream);
   const int64_t *o = a.out.strides, *l = a.lse_strides;
   if (out.copy) copy(view_of_rows(call, places[0].handle, o[0], o[1], o[2], 1, columns), out.copy.get());
   if (lse.copy) copy(view_of_rows(call, places[1].handle, l[0], l[2], l[1], 1, 0), lse.copy.get());

@@ -211,16 +211,14 @@ void launch_decode(const MlaVariant& v, const MlaCall& call, const SplitProblem&
 
 void launch_mla(Device& device, const MlaVariant& v, const MlaCall& call, const TensorView& like, cudaStream_t stream) {
   const int resident = resident_ctas(device, v);
-  const int ctas = v.target == Target::portable ? resident : device.multiprocessors;  // two of a GPU with room: one loads
-  const int64_t parts = std::max<int64_t>(ctas / ceil_div(call.rows(), v.bm), 1);
+  const int64_t parts = parts_for(device, v.target, resident, ceil_div(call.rows(), v.bm));
   const SplitProblem problem = {kOp, call.cache_seqlens, call.batches, 1, call.rows(), call.head_dim_v,
                                 parts, v.block, INT32_MAX, kOverhead, call.num_splits};
   const Split split = make_schedule(problem, like, stream);
   launch_decode(v, call, problem, split, stream);
   SplitResult result = {call.out, call.lse, call.sq, call.heads, {}, {call.lse_strides[0], call.lse_strides[2], call.lse_strides[1]}};
   std::copy(call.out_strides, call.out_strides + 4, result.out_strides);
-  const int64_t merged = std::min(problem.items, problem.parts - 1) * problem.rows;  // at most
-  launch_combine(device, *combine_for(v.target, v.x, call.head_dim_v, merged), problem, split, result, stream);
+  launch_combine(device, v.target, v.x, problem, split, result, stream);
 }
 
 #else

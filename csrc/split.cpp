@@ -58,10 +58,17 @@ Split make_schedule(const SplitProblem& problem, const TensorView& like, cudaStr
   return s;
 }
 
-void launch_combine(Device& device, const RowVariant& v, const SplitProblem& problem, const Split& split,
+int64_t parts_for(const Device& device, Target target, int resident, int64_t tiles) {
+  const int ctas = target == Target::portable ? resident : device.multiprocessors;
+  return std::max<int64_t>(ctas / tiles, 1);
+}
+
+void launch_combine(Device& device, Target target, DType type, const SplitProblem& problem, const Split& split,
                     const SplitResult& result, cudaStream_t stream) {
 #ifdef TILEOPS_COMBINE
   if (problem.parts == 1 || problem.most_pieces == 1) return;
+  const int64_t merged = std::min(problem.items, problem.parts - 1);  // items, at most
+  const RowVariant& v = *combine_for(target, type, problem.columns, merged * problem.rows);
   load_kernel(device, v);
   mla_combine_params p = {};
   p.partial = mutable_data(split.partial.get());
@@ -73,7 +80,7 @@ void launch_combine(Device& device, const RowVariant& v, const SplitProblem& pro
   p.splits = split.splits;
   p.requests = problem.items;
   p.entries = problem.items + 1;
-  p.batch = std::min(problem.items, problem.parts - 1);
+  p.batch = merged;
   p.outer = result.outer;
   p.inner = result.inner;
   p.cols = problem.columns;

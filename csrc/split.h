@@ -37,11 +37,15 @@ struct SplitResult {
 // The merge for so many rows of so many columns, or NULL.
 const RowVariant* combine_for(Target target, DType type, int64_t columns, int64_t rows = INT64_MAX);
 
+// Parts for a kernel that takes so many tiles of rows of each: on portable as many CTAs as run at a time, of which one loads while
+// another computes; else one for each multiprocessor.
+int64_t parts_for(const Device& device, Target target, int resident, int64_t tiles);
+
 // Launches the schedule.
 Split make_schedule(const SplitProblem& problem, const TensorView& like, cudaStream_t stream);
 
-// Merges what is in several pieces.
-void launch_combine(Device& device, const RowVariant& combine, const SplitProblem& problem, const Split& split,
+// Merges what is in several pieces, into rows of that type.
+void launch_combine(Device& device, Target target, DType type, const SplitProblem& problem, const Split& split,
                     const SplitResult& result, cudaStream_t stream);
 
 }  // namespace tileops
