@@ -58,7 +58,7 @@ tensor_map encode(const MappedTensor& t) {
   const cuuint32_t steps[] = {1, 1, 1, 1};
   const CUresult code = encode_tiled(&map, data_type(t.type), static_cast<cuuint32_t>(t.rank), const_cast<void*>(t.data),
                                      extents, strides, box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE, swizzle_of(t.box.swizzle),
-                                     CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+                                     CU_TENSOR_MAP_L2_PROMOTION_L2_128B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
   if (code != CUDA_SUCCESS)
     throw std::runtime_error("tileops: the driver refuses a tensor map: CUDA error " + std::to_string(code));
   tensor_map out;
