@@ -2,9 +2,10 @@
 // which under a causal mask is from the most work to the least.
 //
 // Written by hand: it counts, and has no tiles of its own.
-#include <tileops/device.h>
+#include <tileops/portable.h>
 
 #include "attention_tiles_params.h"
+#include "sum_before.h"
 
 namespace tileops {
 
@@ -26,7 +27,7 @@ struct Segment {
   int first, queries, first_key, keys, lse;
 };
 
-TILEOPS_WORD int tiles_in(const attention_tiles_params& p, int queries) { return (queries + p.rows - 1) / p.rows; }
+TILEOPS_WORD int tiles_in(const attention_tiles_params& p, int queries) { return divide_up(queries, p.rows); }
 
 // Lists the tiles of a segment; returns the place of the next one.
 TILEOPS_WORD int list(const attention_tiles_params& p, int place, const Segment& of, site s) {
@@ -56,28 +57,19 @@ TILEOPS_WORD Segment left_out(const attention_tiles_params& p, int request, site
 TILEOPS_KERNEL(attention_tiles, attention_tiles_params, kThreads, 1) {
   const int thread = thread_index();
   const auto sums = shared<int32_t>(0);
-  const int share = (p.requests + kThreads - 1) / kThreads;
+  const int share = divide_up(p.requests, kThreads);
   const int begin = min(thread * share, p.requests), end = min(begin + share, p.requests);
   int own = 0;
   for (int request = begin; request < end; ++request) {
     own += tiles_in(p, queries_of(p, request, site(1))) + tiles_in(p, left_out(p, request, site(2)).queries);
   }
   if (thread == 0) own += tiles_in(p, left_out(p, -1, site(3)).queries) + tiles_in(p, left_out(p, p.requests, site(4)).queries);
-  int sum = own;
-  store_shared(sums, thread, sum, site(5));
-  sync_threads(site(6));
-  TILEOPS_UNROLL
-  for (int distance = 1; distance < kThreads; distance *= 2) {
-    if (thread >= distance) sum += load_shared(sums, thread - distance, site(7));
-    sync_threads(site(8));
-    store_shared(sums, thread, sum, site(9));
-    sync_threads(site(10));
-  }
+  int sum = 0;
+  int place = sum_before<kThreads / 32>(sums, own, sum, site(5));
   Fragment<int32_t, 1> count;
   count[0] = sum;
-  if (thread == kThreads - 1) store_global<1>(global<int32_t>(p.tile_count), 0, count, 0, site(11));
+  if (thread == 0) store_global<1>(global<int32_t>(p.tile_count), 0, count, 0, site(11));
 
-  int place = sum - own;
   if (thread == 0) {
     place = list(p, place, left_out(p, -1, site(12)), site(13));
     place = list(p, place, left_out(p, p.requests, site(14)), site(15));

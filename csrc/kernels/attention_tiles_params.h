@@ -20,6 +20,6 @@ struct attention_tiles_params {
 };
 
 constexpr int attention_tiles_threads = 256;
-constexpr int attention_tiles_shared_bytes = attention_tiles_threads * 4;
+constexpr int attention_tiles_shared_bytes = 32 * 4;  // a sum for each warp
 
 }  // namespace tileops

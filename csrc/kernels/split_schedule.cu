@@ -5,13 +5,14 @@
 // them: no thread waits for the part before. Where parts begin, items are cut, in front of an even block; not within a
 // thirty-second of a part from either end, nor within what a piece costs. Items of nearly one length are cut into equal pieces, or
 // stay whole, where that is as good. tests/golden/mla_decode.py has a schedule that fills one part after the other.
-#include <tileops/device.h>
+#include <tileops/portable.h>
 
 #include "split_schedule_params.h"
+#include "sum_before.h"
 
 namespace tileops {
 
-constexpr int kThreads = split_schedule_threads;
+constexpr int kThreads = split_schedule_threads, kWarps = kThreads / 32;
 
 // How items are dealt out. With a length: to `parts` parts each pieces of that length, or one part for each `items` ones.
 struct Deal {
@@ -19,30 +20,11 @@ struct Deal {
   int parts, items, length;
 };
 
-TILEOPS_WORD int divide_up(int a, int b) { return (a + b - 1) / b; }
-
 // Those of which a query sees a key, at least one.
 TILEOPS_WORD int blocks_of(const split_schedule_params& p, int item, site s) {
   Fragment<int32_t, 1> length;
   load_global<1>(length, 0, global<int32_t>(p.cache_seqlens), item / p.heads, s);
   return max(divide_up(length[0], p.block) - max(length[0] - p.seen, 0) / p.block, 1);
-}
-
-// The sum of the threads before this one, and in `total` that of all.
-TILEOPS_WORD int sum_before(shared_ptr<int32_t> sums, int thread, int own, int& total, site s) {
-  int sum = own;
-  store_shared(sums, thread, sum, s);
-  sync_threads(s);
-  TILEOPS_UNROLL
-  for (int distance = 1; distance < kThreads; distance *= 2) {
-    if (thread >= distance) sum += load_shared(sums, thread - distance, s);
-    sync_threads(s);
-    store_shared(sums, thread, sum, s);
-    sync_threads(s);
-  }
-  total = load_shared(sums, kThreads - 1, s);
-  sync_threads(s);
-  return sum - own;
 }
 
 // Of an item behind others of the cost `before`: in how many pieces it is. Notes where the parts begin that begin in it.
@@ -72,7 +54,8 @@ TILEOPS_WORD int cut(const split_schedule_params& p, const Deal& deal, shared_pt
 
 TILEOPS_KERNEL(split_schedule, split_schedule_params, kThreads, 1) {
   const int thread = thread_index();
-  const auto sums = shared<int32_t>(0), starts = shared<int32_t>(kThreads * 4 + 32);
+  const auto costs = shared<int32_t>(0), pieces_of = shared<int32_t>(128), starts = shared<int32_t>(384);
+  const auto maxima = shared<float>(256);
   const int share = divide_up(p.items, kThreads), begin = min(thread * share, p.items), end = min(begin + share, p.items);
   int cost = 0, all = 0;
   Fragment<float, 1> most;  // of blocks
@@ -92,8 +75,8 @@ TILEOPS_KERNEL(split_schedule, split_schedule_params, kThreads, 1) {
     if (part < p.parts) store_global<1>(global<int32_t>(p.split_items), part, number, 0, site(3));
   }
   most[0] = reduce_lanes<Max, 32>(most[0], site(4));
-  reduce_members<Max, kThreads / 32>(most, shared<float>(kThreads * 4), 1, 0, thread / 32, thread % 32 == 0, site(4));
-  const int before = sum_before(sums, thread, cost, all, site(5));
+  reduce_members<Max, kWarps>(most, maxima, 1, 0, thread / 32, thread % 32 == 0, site(4));
+  const int before = sum_before<kWarps>(costs, cost, all, site(5));
 
   // At least 2 blocks: cuts in front of even ones then differ.
   Deal deal = {max(divide_up(all, p.parts), 2), 0, max(p.parts / max(p.items, 1), 1), divide_up(p.items, p.parts), 0};
@@ -107,7 +90,7 @@ TILEOPS_KERNEL(split_schedule, split_schedule_params, kThreads, 1) {
     splits += pieces > 1 ? pieces + (1 << 16) : 0;
     here += blocks + p.overhead;
   }
-  splits = sum_before(sums, thread, splits, all, site(8));
+  splits = sum_before<kWarps>(pieces_of, splits, all, site(8));
   for (int item = begin, here = before; item < end; ++item) {
     const int blocks = blocks_of(p, item, site(9)), pieces = cut(p, deal, starts, item, here, blocks, false, site(10));
     number[0] = splits & 0xffff;

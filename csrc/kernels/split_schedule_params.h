@@ -18,9 +18,9 @@ struct split_schedule_params {
   int32_t most_pieces;  // of an item; 0: any number
 };
 
-constexpr int split_schedule_threads = 256;
+constexpr int split_schedule_threads = 1024;
 
-// A sum for each thread, a maximum for each warp, and where the parts begin and end.
-constexpr int split_schedule_shared_bytes(int parts) { return split_schedule_threads * 4 + 32 + (parts + 1) * 16; }
+// For each warp two sums and a maximum, and where the parts begin and end.
+constexpr int split_schedule_shared_bytes(int parts) { return 3 * 32 * 4 + (parts + 1) * 16; }
 
 }  // namespace tileops

@@ -17,7 +17,7 @@ def listed(q, k, used, requests, queries=0, most=2**31 - 1, most_keys=2**31 - 1,
     tiles, count = np.full((rows_of_q // rows + 2 * requests + 2, 8), -9, np.int32), np.full(1, -9, np.int32)
     index = [None if a is None else In(np.array(a, np.int32)) for a in (q, k, used)]
     values = [*index, Out(tiles), Out(count), *map(I32, (requests, queries, rows_of_q, most, most_keys, lse_stride, rows))]
-    emulate.launch_kernel(SOURCE, "attention_tiles", values, 1, 256, 1024)
+    emulate.launch_kernel(SOURCE, "attention_tiles", values, 1, 256, 128)
     return tiles[: count[0]], count[0]
 
 

@@ -19,8 +19,8 @@ def dealt(lengths, parts, most=0, heads=1, seen=2**31 - 1):
     schedule, first_split = np.full((parts, 8), -9, np.int32), np.full(len(lengths) * heads + 1, -9, np.int32)
     numbers = map(I32, (len(lengths) * heads, parts, heads, 64, seen, mla_decode.OVERHEAD, most))
     values = [In(np.array(lengths, np.int32)), Out(schedule), Out(first_split), Out(split_requests), *numbers]
-    source, shared_bytes = ROOT / "csrc" / "kernels" / "split_schedule.cu", 1024 + 32 + (parts + 1) * 16
-    emulate.launch_kernel(source, "split_schedule", values, 1, 256, shared_bytes)
+    source, shared_bytes = ROOT / "csrc" / "kernels" / "split_schedule.cu", 3 * 32 * 4 + (parts + 1) * 16
+    emulate.launch_kernel(source, "split_schedule", values, 1, 1024, shared_bytes)
     found = np.flatnonzero(np.diff(first_split))
     assert split_requests.tolist() == [*found, *[-1] * (parts - len(found))]
     return schedule, first_split
