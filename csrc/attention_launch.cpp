@@ -44,6 +44,7 @@ Params common_params(const AttentionCall& call) {
   params.sinks_stride[0] = call.sinks_stride;  // the same for all rows
   params.sinks_dtype = static_cast<int32_t>(call.sinks_type);
   params.scale_log2 = call.scale_log2;
+  params.unscale = 1 / call.scale_log2;
   params.cap_scale = call.cap_scale;
   params.window_left = static_cast<int32_t>(call.window_left);
   params.window_right = static_cast<int32_t>(call.window_right);

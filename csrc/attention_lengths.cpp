@@ -140,6 +140,7 @@ void launch_tiles(Device& device, const AttentionVariant& v, const AttentionCall
   p.tile_count = mutable_data(tiles.count.get());
   set_keys<kPaged>(&p, call, lengths, together);
   p.scale_log2 = call.scale_log2;
+  p.unscale = 1 / call.scale_log2;
   p.cap_scale = call.cap_scale;
   p.window_left = static_cast<int32_t>(call.window_left);
   p.window_right = static_cast<int32_t>(call.window_right);

@@ -67,7 +67,7 @@ def flash_attention(config: AttentionConfig, rng: np.random.Generator):
     weights = np.exp(scores)
     total = weights.sum(-1) + (math.exp(0.5) if config.sinks else 0)
     scalars = {"scale_log2": (cap if config.softcap else scale) * math.log2(math.e), "cap_scale": scale / cap}
-    scalars |= {"window_left": 100, "window_right": 0, "section": 1}
+    scalars |= {"unscale": 1 / scalars["scale_log2"], "window_left": 100, "window_right": 0, "section": 1}
     return (q, k, v, sinks), scalars, (weights @ exact_v / total[..., None], np.log(total))
 
 

@@ -50,7 +50,7 @@ DTYPES = {**FLOATS, **INTS, "bool": 1}
 # language/scalar.py adds the functions of float32, such as exp2.
 OPS = {
     "add": (2, "any"), "sub": (2, "any"), "mul": (2, "any"), "div": (2, "float"), "floordiv": (2, "int"),
-    "mod": (2, "int"), "and_": (2, "logic"), "not_": (1, "logic"),
+    "mod": (2, "int"), "and_": (2, "logic"), "or_": (2, "logic"), "not_": (1, "logic"),
     "max": (2, "any"), "min": (2, "any"), "neg": (1, "any"),
     "lt": (2, "compare"), "le": (2, "compare"), "eq": (2, "compare"), "ne": (2, "compare"),
     "select": (3, "any"),
@@ -291,7 +291,6 @@ class Parallel(Stmt):
     vars: tuple[Var, ...]
     extents: tuple[int, ...]
     body: tuple[Stmt, ...]
-    stage: int = 0
 
 
 class Serial(Stmt):

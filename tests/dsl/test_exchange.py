@@ -172,6 +172,22 @@ def test_columns_of_groups_that_alternate(a: A, b: B):
                 T.gemm(a_tile, b_tile, acc, transpose_B=True, policy=COLUMNS)  # here
 
 
+@rejected("a reduction of more than a warp stands under T.any_of", "GemmWarpPolicy.FullRow, or the reduction in front of it")
+def test_a_maximum_of_some_warps(a: A, b: B):
+    with T.Kernel(threads=256):
+        a_tile = T.alloc_shared((64, 64), "bfloat16")
+        b_tile = T.alloc_shared((128, 64), "bfloat16")
+        acc, top = T.alloc_fragment((64, 128), "float32"), T.alloc_fragment((64,), "float32")
+        for row, column in T.Persistent(TILES):
+            T.fill(top, 0.0)
+            for i in T.Pipelined(T.ceildiv(k, 64), num_stages=2):
+                T.copy(a[row * 64, i * 64], a_tile)
+                T.copy(b[column * 128, i * 64], b_tile)
+                T.gemm(a_tile, b_tile, acc, transpose_B=True, policy=COLUMNS)
+            with T.If(T.any_above(acc, top)):  # here
+                T.reduce_max(acc, top)
+
+
 def test_columns_of_threads_that_do_the_same():
     kernel = PROGRAMS["gemm_few_rows"](configs_of("gemm_few_rows")[0])
     with pytest.raises(TileError, match="portable has no warp groups to divide columns"):

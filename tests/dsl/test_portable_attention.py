@@ -116,7 +116,7 @@ def test_layouts():
     kernel = compiled(next(row for row in ROWS if row.tile[0] == 128 and row.tile[2] == 64))
     layouts = {buffer.name: layout for buffer, layout in kernel.layouts.items()}
     assert layouts["s"] == layouts["p_half"] == layouts["o"] == WgmmaAccumulator(64, 128)
-    assert layouts["peak"] == AccumulatorRows(128)
+    assert layouts["shift"] == AccumulatorRows(128)
     assert layouts["s"].place((80, 3)) == ({32 + 1}, 64 // 2 + 1)  # row 16 of the second block: the second warp
     assert {ring.buffers[0].name: ring.stages for ring in kernel.rings} == {"q_tile": 1, "k_tile": 2, "v_tile": 2, "o_tile": 1}
 

@@ -141,7 +141,15 @@ def test_any_of_numbers():
             pass
 
 
-@rejected("a statement of more than a warp stands under T.any_of", "only T.Parallel")
+@rejected("T.any_above of [64, 64] and [32]", "float32 fragments: a tile [rows, columns], and a vector [rows]")
+def test_any_above_limits_of_other_rows():
+    with T.Kernel(1, threads=128):
+        tile, limit = T.alloc_fragment((64, 64), "float32"), T.alloc_fragment((32,), "float32")
+        with T.If(T.any_above(tile, limit)):  # here
+            T.fill(tile, 0.0)
+
+
+@rejected("a statement of more than a warp stands under T.any_of", "only T.Parallel and reductions")
 def test_a_barrier_of_some_warps():
     with T.Kernel(1, threads=128):
         tile = T.alloc_fragment((64,), "float32")

@@ -181,6 +181,7 @@ def attention_problem(kernel: dict, seed: int) -> Problem:
         values |= {"lse": lse, "sinks": sinks, "sinks_dtype": 0 if sinks is None else 3}
         values |= {"batches": b, "heads": h, "kv_heads": hk, "sq": sq, "sk": sk, "head_dim": head_dim, "head_dim_v": head_dim_v}
         values |= {"scale_log2": (cap or scale) * math.log2(math.e), "cap_scale": scale / cap if cap else 0.0}
+        values["unscale"] = 1 / values["scale_log2"]
         values |= {"window_left": min(options.get("window_left", sk), sk), "window_right": 0 if options["causal"] else sq}
         values["section"], tiles = 2, -(-sq // kernel["tile"][0]) * h * b
         launch(kernel, values, ("out", "lse"), path, seed, tiles if kernel["longest_first"] else 4)

@@ -87,6 +87,7 @@ def lengths_problem(row, q_lens, k_lens, h=2, hk=1, ctas=2, dims=None, page=0, *
     arrays |= {"batches": 1, "heads": h, "kv_heads": hk, "sq": total_q, "sk": total_k}
     arrays |= {"head_dim": d, "head_dim_v": dv}
     arrays |= {"scale_log2": (cap or d**-0.5) * math.log2(math.e), "cap_scale": d**-0.5 / cap if cap else 0.0}
+    arrays["unscale"] = 1 / arrays["scale_log2"]
     arrays["window_left"] = max(k_lens) if left < 0 else min(left, max(k_lens))
     arrays["window_right"] = 0 if given["causal"] else max(q_lens) if right < 0 else min(right, max(q_lens))
     out, lse = out[None].swapaxes(1, 2), lse[None]

@@ -268,6 +268,7 @@ def attention_problem(row, b, sq, sk, h, hk, ctas=2, dims=None, **options) -> Pr
     arrays |= {"lse": np.empty((b, h, sq), np.float32), "sinks": sinks, "sinks_dtype": 0 if sinks is None else 3}
     arrays |= {"batches": b, "heads": h, "kv_heads": hk, "sq": sq, "sk": sk, "head_dim": d, "head_dim_v": dv}
     arrays |= {"scale_log2": (cap or d**-0.5) * log2e, "cap_scale": d**-0.5 / cap if cap else 0.0}
+    arrays["unscale"] = 1 / arrays["scale_log2"]
     arrays["window_left"] = sk if left < 0 else min(left, sk)
     arrays["window_right"] = 0 if given["causal"] else sq if right < 0 else min(right, sq)
     out = out.swapaxes(1, 2)

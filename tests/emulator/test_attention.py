@@ -65,6 +65,15 @@ def test_shapes(gpu, generated, causal, b, sq, sk, h, hk):
     check(gpu, generated(causal), *inputs(b, sq, sk, h, hk))
 
 
+@pytest.mark.parametrize("sign", [-1, 1])
+@pytest.mark.parametrize("causal", [False, True])
+def test_maxima_that_grow(gpu, generated, causal, sign):
+    """Scores of one sign, from block to block larger, by more and by less than what a maximum may be exceeded by."""
+    q, k, v = inputs(1, 300, 700, 2, 1)
+    growing = torch.linspace(0.1, 4, 700) if sign < 0 else torch.linspace(4, 0.1, 700)
+    check(gpu, generated(causal), q.abs(), sign * k.abs() * growing[:, None, None].to(k.dtype), v)
+
+
 @pytest.mark.parametrize("tile", TILES)
 @pytest.mark.parametrize("causal", [False, True])
 def test_other_tiles(gpu, generated, causal, tile):
@@ -238,7 +247,7 @@ def test_parameters_and_report(generated):
     kernel = generated(False)
     assert [name for name, _, _ in kernel.entry["params"]] == (
         ["q", "k", "v", "out", "lse", "sinks", "batches", "heads", "kv_heads", "sq", "sk", "lse_stride", "sinks_stride"]
-        + ["sinks_dtype", "scale_log2", "cap_scale", "window_left", "window_right", "section"]
+        + ["sinks_dtype", "scale_log2", "cap_scale", "unscale", "window_left", "window_right", "section"]
     )
     assert kernel.entry["threads"] == 384 and kernel.entry["shared_bytes"] == 229456
     for line in (

@@ -87,7 +87,8 @@ class Generated:
         if sinks is not None:
             sink = (sinks, gpu.I64(sinks.stride(0)), gpu.I64(0), gpu.I32(DTYPE_CODES[sinks.dtype]))
         scale = dim**-0.5 if scale is None else scale
-        scales = (softcap or scale) * math.log2(math.e), scale / softcap if softcap else 0.0
+        scale_log2 = (softcap or scale) * math.log2(math.e)
+        scales = scale_log2, scale / softcap if softcap else 0.0, 1 / scale_log2
         section = heads_of_section(heads * batch, seqlen_k * (dim + v.shape[3]) * k.element_size() * heads_kv // heads)
         left = seqlen_k if window_left < 0 else min(window_left, seqlen_k)
         right = 0 if causal else seqlen_q if window_right < 0 else min(window_right, seqlen_q)

@@ -99,6 +99,8 @@ def reduce(w: Writer, stmt: ir.Reduce) -> None:
                 f"reduce_registers<{op}, {src.shape[0] // 64}, {span}>({src.name}, {first}{below})" for below in ("", " + 2")
             )
             w.line(f"{'const ' * stmt.partial}float own = {op}::combine({', '.join(parts)});")
+        elif src in w.largest:
+            value = f"{w.largest[src]}[x]"
         elif len(src.shape) == 2:
             span = w.span(plan.own_columns(w.kernel, src.shape[1]))
             first = f"x / 2 * {span} + x % 2 * 2" if w.blocks > 1 else "2 * x"
@@ -111,6 +113,14 @@ def reduce(w: Writer, stmt: ir.Reduce) -> None:
         else:
             value = value if stmt.partial else f"reduce_lanes<{op}, 4>({value}, {w.site(stmt)})"
         w.line(f"{dst} = {value if stmt.clear else f'{op}::combine({dst}, {value})'};")
+
+
+def largest(w: Writer, tile: ir.Buffer, limit: ir.Buffer) -> str:
+    """Of what the thread has of each row, where that is above the limit."""
+    name, span = f"{tile.name}_largest", w.span(plan.own_columns(w.kernel, tile.shape[1]))
+    w.line(f"Fragment<float, {plan.registers(w.kernel, limit)}> {name};")
+    w.line(f"largest_of_rows<{span}>({name}, {limit.name}, {tile.name});")
+    return name
 
 
 def _down_lanes(w: Writer, stmt: ir.Reduce, op: str, value: str) -> str:

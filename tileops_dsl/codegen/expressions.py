@@ -8,7 +8,7 @@ CTYPES = {"float32": "float", "bfloat16": "bf16", "float16": "f16", "int32": "in
 CODES = {"bfloat16": "kBf16", "float16": "kF16", "float32": "kF32"}  # of the dtype of a tensor of any
 # The sign in C and how tightly it binds.
 INFIX = {"mul": ("*", 3), "floordiv": ("/", 3), "add": ("+", 2), "sub": ("-", 2), "lt": ("<", 1), "le": ("<=", 1),
-         "eq": ("==", 0), "ne": ("!=", 0), "mod": ("%", 3), "and_": ("&&", -1)}  # fmt: skip
+         "eq": ("==", 0), "ne": ("!=", 0), "mod": ("%", 3), "and_": ("&&", -1), "or_": ("||", -1)}  # fmt: skip
 
 
 def text(expr: ir.Expr, register) -> str:

@@ -6,7 +6,7 @@ from itertools import takewhile
 from tileops_dsl import ir, plan
 from tileops_dsl.codegen.arithmetic import with_parameters
 from tileops_dsl.codegen.cuda import fill, printed
-from tileops_dsl.codegen.element_loops import chunks, parallel, reduce
+from tileops_dsl.codegen.element_loops import chunks, largest, parallel, reduce
 from tileops_dsl.codegen.expressions import statement
 from tileops_dsl.codegen.moves import copy, each_box_of_rows, fill_shared, issue_copy
 from tileops_dsl.codegen.products import product, settle
@@ -66,6 +66,7 @@ def alternatives(w: Writer, run: list[ir.If]) -> None:
     """A switch; without the last comparison where only one value is left: its registers would be copied for none of them."""
     for number, stmt in enumerate(run):
         rest = number and stmt is run[-1] and _exhausts(w, run)
+        w.largest = {}
         condition = ir.replaced(stmt.condition, _any_of(w, stmt))
         w.line("} else {" if rest else f"{'} else ' if number else ''}if ({w.number(condition)}) {{")
         w.depth += 1
@@ -74,6 +75,7 @@ def alternatives(w: Writer, run: list[ir.If]) -> None:
             w.name_numbers(stmt.body)
             w.body(w, stmt.body)
         w.conditions.pop()
+        w.largest = {}
         w.depth -= 1
     w.line("}")
 
@@ -82,9 +84,15 @@ def _any_of(w: Writer, stmt: ir.If) -> dict[ir.Expr, ir.Expr]:
     """Words for what the condition asks of the thread's elements, and so of its warp's."""
     words = {}
     for any_of in (e for e in ir.subexprs(stmt.condition) if isinstance(e, ir.AnyOf)):
-        test, registers = with_parameters(w.kernel, any_of.test), plan.registers(w.kernel, ir.loads(any_of.test)[0].buffer)
-        holds = " || ".join(statement(test, lambda tile, x=x: str(x)) for x in range(registers))
-        words[any_of] = ir.Var("bool", f"any_of_warp({holds}, {w.site(stmt)})")
+        own, *tile = (load.buffer for load in ir.loads(any_of.test))
+        registers = plan.registers(w.kernel, own)
+        if tile:  # any_above, of limits and a tile
+            w.largest = {tile[0]: largest(w, *tile, own)}  # for a maximum under the condition
+            held = [f"{own.name}[{x}] < {w.largest[tile[0]]}[{x}]" for x in range(registers)]
+        else:
+            test = with_parameters(w.kernel, any_of.test)
+            held = [statement(test, lambda tile, x=x: str(x)) for x in range(registers)]
+        words[any_of] = ir.Var("bool", f"any_of_warp({' || '.join(held)}, {w.site(stmt)})")
     return words
 
 

@@ -98,7 +98,7 @@ def _producer(w: Writer, role: Role) -> None:
 
 def _consumer(w: Writer, role: Role) -> None:
     kernel, first = w.kernel, role.groups[0]
-    w.line("const int thread = thread_index() % 128;")
+    w.line("const int thread = thread_index() & 127;")  # a remainder, of a number with a sign, took a register more
     w.line("const int lane = thread % 32;")
     if plan.feeds_itself(kernel):
         w.line("const int warp = warp_index() % 4;")

@@ -20,6 +20,7 @@ class Writer(Emitter):
     role: Role | None = None  # whose body is being written
     quoted: ir.Location | None = None
     conditions: list[ir.Expr] = field(default_factory=list)  # that hold here
+    largest: dict[ir.Buffer, str] = field(default_factory=dict)  # of each row of a tile, that T.any_above has found
     fragments: ModuleType | None = None  # group_fragments or portable_fragments: how fragments lie
     statements: dict | None = None  # how each kind of statement is written
     bound: set[ir.Var] = field(default_factory=set)  # loop variables that have a value

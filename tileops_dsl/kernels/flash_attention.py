@@ -14,12 +14,14 @@ import tileops_dsl.language as T
 from tileops_dsl.kernels import attention as steps
 from tileops_dsl.kernels.flash_attention_config import AttentionConfig
 
+LOWEST = -1e30  # finite, so that a row that has seen no key has weights exp2(-inf + 1e30) = 0
+SLACK = 8.0  # in powers of 2, between a row's maximum so far and what its scores are shifted by
+
 
 def flash_attention(config: AttentionConfig):
     (bm, bn, d), dv = config.tile, config.head_dim_v  # at least those of the tensors: copies fill a tile up with zeros
     sub = math.gcd(dv, 64)  # columns of the output stored at a time
     hides_rows = config.causal or config.window  # a block may have no key for some rows
-    may_see_none = hides_rows or config.lengths  # a request may have no key
     by_rows, row_vector = T.GemmWarpPolicy.FullRow, ((bm,), "float32")
     batches, heads, kv_heads, sq, sk, dim, dim_v = T.dynamic("batches, heads, kv_heads, sq, sk, head_dim, head_dim_v", "int32")
     pages, page, requests, table, most_tiles = T.dynamic("pages, page, requests, table, most_tiles", "int32")
@@ -41,6 +43,7 @@ def flash_attention(config: AttentionConfig):
         inverse: T.Scalar("int64") if config.paged else None,  # 2^32 / page, rounded up
         scale_log2: T.Scalar("float32"),  # scale * log2(e), positive; with a softcap c, c * log2(e)
         cap_scale: T.Scalar("float32"),  # scale / c
+        unscale: T.Scalar("float32"),  # 1 / scale_log2
         window_left: T.Scalar("int32"),  # at most sk
         window_right: T.Scalar("int32"),  # at most sq
         section: T.Scalar("int32") if not config.lengths else None,  # heads whose keys and values the L2 cache holds
@@ -58,12 +61,7 @@ def flash_attention(config: AttentionConfig):
             p_half = T.alloc_fragment((bm, bn), config.x)
             o = T.alloc_fragment((bm, dv), "float32")
             o_half = T.alloc_fragment((bm, sub), config.x)
-            peak = T.alloc_fragment(*row_vector)
-            shift = T.alloc_fragment(*row_vector)
-            factor = T.alloc_fragment(*row_vector)
-            sums = T.alloc_fragment(*row_vector)
-            total = T.alloc_fragment(*row_vector)
-            row_lse = T.alloc_fragment(*row_vector)
+            top, shift, factor, sums, total, row_lse = (T.alloc_fragment(*row_vector) for _ in range(6))
             if config.sinks:
                 sink = T.alloc_fragment(*row_vector)
             blocks_of_all = tile_count[0] if config.lengths else T.ceildiv(sq, bm)
@@ -85,10 +83,8 @@ def flash_attention(config: AttentionConfig):
                     )  # blocks without a mask
                     masked = blocks - whole if config.causal else T.min(blocks - whole, 1)
                 T.copy(q[batch, head, token, 0], q_tile, eviction_policy="evict_first")
-                T.fill(peak, -T.infinity())
+                T.fill(shift, LOWEST)
                 T.fill(sums, 0.0)
-                if config.late_rescale:
-                    T.fill(o, 0.0)
                 queries = q_half if config.q_registers else q_tile
                 if config.q_registers:
                     T.copy(q_tile, queries)
@@ -113,21 +109,24 @@ def flash_attention(config: AttentionConfig):
                                 s[r, c] = T.if_then_else(
                                     key + c < row + r + k_len - q_len - window_left, -T.infinity(), s[r, c]
                                 )
+                    # A maximum that is exceeded by little stays: weights are at most 2^SLACK then. A negative one does not, as
+                    # what is above it takes longer to find.
                     for r in T.Parallel(bm):
-                        factor[r] = peak[r]
-                    T.reduce_max(s, peak, clear=False)
-                    for r in T.Parallel(bm):
-                        shift[r] = (finite(peak[r]) if may_see_none else peak[r]) * scale_log2
-                        factor[r] = T.exp2(factor[r] * scale_log2 - shift[r])
-                        sums[r] = sums[r] * factor[r]
+                        factor[r] = 1.0
+                        top[r] = (shift[r] + T.if_then_else(shift[r] < 0.0, 0.0, SLACK)) * unscale  # above which it moves
+                    with T.If((i == 0) | T.any_above(s, top)):
+                        T.reduce_max(s, top)
+                        for r in T.Parallel(bm):
+                            factor[r] = shift[r]
+                            shift[r] = T.max(shift[r], top[r] * scale_log2)
+                            factor[r] = T.exp2(factor[r] - shift[r])
+                            sums[r] = sums[r] * factor[r]
                     # The last product of the values runs beside the first columns: what it reads and writes is touched behind
                     # them, so that rescaling and rounding go on beside the exponentials of the others.
                     if config.early:
                         exponentials(s[:, 0 : config.early], shift, scale_log2, sums)
-                    if not config.late_rescale:
-                        with T.If(i > 0):
-                            for r, c in T.Parallel(bm, dv):
-                                o[r, c] = o[r, c] * factor[r]
+                    with T.If(i > 0):  # before, o holds nothing
+                        steps.rescale(o, factor)
                     if config.early:
                         rounded(s[:, 0 : config.early], p_half[:, 0 : config.early])
                     exponentials(s[:, config.early : bn], shift, scale_log2, sums)
@@ -135,25 +134,23 @@ def flash_attention(config: AttentionConfig):
                     if config.lengths:  # behind the last key, in the first block (or a window's first ones), 0 * NaN is NaN
                         with T.If(i < masked if config.window else i == 0):
                             T.fill(v_tile[T.max(k_len - key, 0) :, 0:dv], 0.0)
-                    if config.late_rescale:
-                        for r, c in T.Parallel(bm, dv, stage=1):
-                            o[r, c] = o[r, c] * factor[r]
-                    T.gemm(p_half, v_tile, o, policy=by_rows, clear_accum=not config.late_rescale and i == 0, stage=1)
+                    T.gemm(p_half, v_tile, o, policy=by_rows, clear_accum=i == 0, stage=1)
                 if config.sinks:
                     T.copy(sinks[head, row], sink, fill=0.0, absent=-T.infinity())
                 T.reduce_sum(sums, total)
                 for r in T.Parallel(bm):
                     if config.sinks:  # the sums are taken to the larger of the row's maximum and its sink
                         sink[r] = sink[r] * math.log2(math.e)
-                        shift[r] = finite(T.max(peak[r] * scale_log2, sink[r]))
-                        factor[r] = T.exp2(peak[r] * scale_log2 - shift[r])
+                        factor[r] = shift[r]
+                        shift[r] = T.max(shift[r], sink[r])
+                        factor[r] = T.exp2(factor[r] - shift[r])
                         row_lse[r] = T.if_then_else(total[r] == 0.0, -T.infinity(), 0.0)  # no key: its sink does not count
                         total[r] = total[r] * factor[r] + T.exp2(sink[r] - shift[r])
                         row_lse[r] = row_lse[r] + (shift[r] + T.log2(total[r])) * math.log(2)
                         factor[r] = factor[r] * T.if_then_else(total[r] == 0.0, 0.0, T.reciprocal(total[r]))
                     else:
                         factor[r] = T.if_then_else(total[r] == 0.0, 0.0, T.reciprocal(total[r]))
-                        row_lse[r] = (peak[r] * scale_log2 + T.log2(total[r])) * math.log(2)
+                        row_lse[r] = (shift[r] + T.log2(total[r])) * math.log(2)
                 if config.lengths:
                     end, at = token + q_len - row, tiles[block, 5]
                     T.copy(row_lse, lse[batch, head, at : at + q_len - row])
@@ -196,7 +193,3 @@ def within_window(row, bm, bn, sq, sk, left, right):
     whole = T.let("whole", T.max(T.min(row + 1 + sk - sq + right, sk) // bn, begin))  # the block in which the first row's ends
     return blocks, cut + begin + blocks - whole, lambda i: begin + cut - 1 - i + T.if_then_else(i < cut, 0, blocks)
 
-
-def finite(peak):
-    """The maximum to subtract: 0 where a mask has left a row no key, so that exp2 gives 0 there and not NaN."""
-    return T.if_then_else(peak == -T.infinity(), 0.0, peak)

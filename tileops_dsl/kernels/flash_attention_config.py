@@ -41,7 +41,6 @@ class AttentionConfig(Config):
     warp_groups = property(lambda self: self.target == "sm_90a")
     turns = property(lambda self: self.warp_groups and self.groups == 3)
     early = property(lambda self: 0 if self.turns else 32)  # columns whose exponentials run beside a product of the values
-    late_rescale = property(lambda self: self.warp_groups and self.head_dim_v > 128)
     threads = property(lambda self: (self.warps or self.tile[0] // 64 * 4) * 32)  # that hold scores and output
 
     @property

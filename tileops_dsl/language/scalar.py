@@ -18,7 +18,7 @@ def _infix(op: str):
 
 
 class Value:
-    """A run-time number of the kernel, or a condition: + - * / // %, comparisons, & ~; no truth value while recording."""
+    """A run-time number of the kernel, or a condition: + - * / // %, comparisons, & | ~; no truth value while recording."""
 
     def __init__(self, expr: ir.Expr):
         self.expr = expr
@@ -30,6 +30,7 @@ class Value:
     __floordiv__, __rfloordiv__ = _infix("floordiv")
     __mod__, __rmod__ = _infix("mod")
     __and__, __rand__ = _infix("and_")
+    __or__, __ror__ = _infix("or_")
     __lt__, __gt__ = _infix("lt")
     __le__, __ge__ = _infix("le")
     __eq__, __ne__ = _infix("eq")[0], _infix("ne")[0]

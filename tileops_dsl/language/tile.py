@@ -11,16 +11,13 @@ from tileops_dsl.language.memory import Fragment, Token, is_cut
 from tileops_dsl.language.scalar import Value, to_expr
 
 __all__ = [
-    "GemmWarpPolicy", "If", "Parallel", "Persistent", "Pipelined", "any_of", "gemm", "reduce_max", "reduce_sum", "serial",
-    "wgmma_gemm", "ws",
+    "GemmWarpPolicy", "If", "Parallel", "Persistent", "Pipelined", "any_above", "any_of", "gemm", "reduce_max", "reduce_sum",
+    "serial", "wgmma_gemm", "ws",
 ]  # fmt: skip
 
 
-def Parallel(*extents: int, stage: int = 0):
-    """for i, j in T.Parallel(rows, cols): element-wise assignments, spread over the threads by the fragments' layouts.
-
-    `stage=1`, in front of the products of stage 1: it runs with them in the next iteration.
-    """
+def Parallel(*extents: int):
+    """for i, j in T.Parallel(rows, cols): element-wise assignments, spread over the threads by the fragments' layouts."""
     b, where = builder(), here()
     require(not b.in_parallel, "T.Parallel inside T.Parallel", "one loop with all extents: for i, j in T.Parallel(m, n)", where)
     extents = tuple(map(operator.index, extents))
@@ -29,7 +26,7 @@ def Parallel(*extents: int, stage: int = 0):
     b.in_parallel = True
     yield Value(names[0]) if len(names) == 1 else tuple(map(Value, names))
     b.in_parallel = False
-    b.emit(ir.Parallel(where, names, extents, b.close(), stage))
+    b.emit(ir.Parallel(where, names, extents, b.close()))
 
 
 def serial(extent):
@@ -107,18 +104,36 @@ def If(condition):
     body = b.close()
     of_warps = any(isinstance(e, ir.AnyOf) for e in ir.subexprs(condition))
     for stmt in body if of_warps else ():
-        if not isinstance(stmt, ir.Parallel):
-            raise TileError("a statement of more than a warp stands under T.any_of", "only T.Parallel", stmt.location)
+        if not isinstance(stmt, ir.Parallel | ir.Reduce):
+            problem = "a statement of more than a warp stands under T.any_of"
+            raise TileError(problem, "only T.Parallel and reductions", stmt.location)
     b.emit(ir.If(where, condition, body))
 
 
 def any_of(fragment: Fragment, test) -> Value:
-    """For T.If: whether the warp holds an element for which test(element) is true. Only T.Parallel may stand under it."""
+    """For T.If: whether the warp holds an element for which test(element) is true.
+
+    Only T.Parallel and reductions may stand under it.
+    """
     where, element = here(), ir.Load(fragment.dtype, fragment.buffer, (ir.EACH,) * len(fragment.shape))
     result = to_expr(test(Value(element)))
     if fragment.buffer.scope != "fragment" or result.dtype != "bool":
         raise TileError("T.any_of takes a fragment and a condition", "T.any_of(tile, lambda v: v > 0.0)", where)
     return Value(ir.AnyOf("bool", result))
+
+
+def any_above(tile: Fragment, limit: Fragment) -> Value:
+    """For T.If, as T.any_of: whether the warp holds an element of the tile that is above its row's limit (a NaN may count).
+
+    Fast where no limit is negative: the order of floats is that of integers then, of which one instruction compares three.
+    T.reduce_max of the tile under it takes what was found: of a row without such an element, perhaps less than the largest.
+    """
+    where, fits = here(), len(tile.shape) == 2 and limit.shape == tile.shape[:1]
+    if not fits or {(t.buffer.scope, t.dtype) for t in (tile, limit)} != {("fragment", "float32")}:
+        problem = f"T.any_above of {list(tile.shape)} and {list(limit.shape)}"
+        raise TileError(problem, 'float32 fragments: a tile [rows, columns], and a vector [rows]', where)
+    above, each = (ir.Load(t.dtype, t.buffer, (ir.EACH,) * len(t.shape)) for t in (limit, tile))
+    return Value(ir.AnyOf("bool", ir.call("lt", above, each)))
 
 
 @contextmanager

@@ -75,6 +75,9 @@ class _Exchanges:
                 out += self.operand(stmt, "a")
             elif isinstance(stmt, ir.Reduce) and not stmt.partial and self.groups > 1:
                 out += self.reduction(stmt)
+            elif isinstance(stmt, ir.If) and self.groups > 1 and _of_warps(stmt):
+                problem = "a reduction of more than a warp stands under T.any_of"
+                raise TileError(problem, "GemmWarpPolicy.FullRow, or the reduction in front of it", stmt.location)
             else:
                 out.append(replace(stmt, body=self.body(stmt.body)) if hasattr(stmt, "body") else stmt)
         return tuple(out)
@@ -98,6 +101,11 @@ class _Exchanges:
         buffer = ir.Buffer(name, scope, shape, dtype, common=scope == "shared")
         self.allocations.append(ir.Alloc(stmt.location, buffer))
         return buffer
+
+
+def _of_warps(stmt: ir.If) -> bool:
+    """Whether reductions stand under T.any_of."""
+    return any(isinstance(e, ir.AnyOf) for e in ir.subexprs(stmt.condition)) and any(ir.walk(stmt.body, ir.Reduce))
 
 
 def _copy(where: ir.Location, src: ir.Buffer, dst: ir.Buffer) -> ir.Copy:

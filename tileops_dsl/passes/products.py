@@ -123,12 +123,12 @@ def turns(kernel: ir.Kernel, where: ir.Location) -> tuple[Meet, Meet]:
     return Meet(where, ir.call("add", group, groups + 1), True), Meet(where, following, False)
 
 
-def _late(loop: ir.Pipelined) -> tuple[ir.Gemm | ir.Parallel, ...]:
-    """The products of stage 1, and what goes with them, which end the body; no other product has their registers."""
-    late = tuple(s for s in loop.body if getattr(s, "stage", 0))
+def _late(loop: ir.Pipelined) -> tuple[ir.Gemm, ...]:
+    """The products of stage 1, which end the body; no other product has their registers."""
     products = [s for s in loop.body if isinstance(s, ir.Gemm)]
+    late = tuple(s for s in products if s.stage)
     others = {tile for s in products if not s.stage for tile in (s.a, s.c)}
-    if late != loop.body[len(loop.body) - len(late) :] or others & {tile for s in products if s.stage for tile in (s.a, s.c)}:
+    if late != loop.body[len(loop.body) - len(late) :] or others & {tile for s in late for tile in (s.a, s.c)}:
         problem = "a product of stage 1 stands before other statements of the loop, or shares a fragment with another product"
         raise TileError(problem, "it at the end of the loop, and fragments of its own", late[0].location)
     return late
@@ -160,17 +160,26 @@ def _results(stmts: list[ir.Stmt]) -> tuple[ir.Buffer, ...]:
 
 def _decided(stmts, var: ir.Var, span: tuple, bound: ir.Expr | None = None, within: bool = False) -> list[ir.Stmt]:
     """Without the conditions that are known while first <= var <= last, and of which `var < bound` is."""
+
+    def known(condition) -> ir.Expr | bool | None:
+        match condition:
+            case ir.Call(op="lt", args=(ir.Const(value=c), v)) if v == var and not span[0] <= c < span[1]:
+                return c < span[0]
+            case ir.Call(op="eq", args=(v, ir.Const(value=c))) if v == var and (c < span[0] or span[0] == span[1]):
+                return c == span[0]
+            case ir.Call(op="lt", args=(v, limit)) if v == var and limit == bound:
+                return within
+            case ir.Call(op="or_", args=(a, b)) if isinstance(known(a), bool):
+                return known(a) or known(b)
+        return condition
+
     out: list[ir.Stmt] = []
     for stmt in stmts:
-        value = None
-        match getattr(stmt, "condition", None):
-            case ir.Call(op="lt", args=(ir.Const(value=c), v)) if v == var and not span[0] <= c < span[1]:
-                value = c < span[0]
-            case ir.Call(op="eq", args=(v, ir.Const(value=c))) if v == var and (c < span[0] or span[0] == span[1]):
-                value = c == span[0]
-            case ir.Call(op="lt", args=(v, limit)) if v == var and limit == bound:
-                value = within
-        out += [stmt] if value is None else stmt.body if value else ()
+        condition = known(getattr(stmt, "condition", None))
+        if isinstance(condition, bool):
+            out += stmt.body if condition else ()
+        else:
+            out.append(stmt if condition is None else replace(stmt, condition=condition))
     return out
 
 

@@ -21,6 +21,36 @@ TILEOPS_WORD float reduce_registers(const Fragment<T, M>& f, int k) {
   }
 }
 
+// For each row of a thread in the layout of wgmma's results, the largest of its registers: k, k + 1, k + 4, k + 5, ..., Span / 2 of
+// them, from k = x / 2 * Span + x % 2 * 2 on. Of negative ones, if no limit is negative, any.
+template <int Span, int R, int M>
+TILEOPS_WORD void largest_of_rows(Fragment<float, R>& largest, const Fragment<float, R>& limit, const Fragment<float, M>& f) {
+  bool negative = false;
+  TILEOPS_UNROLL
+  for (int x = 0; x < R; ++x) negative |= !(limit[x] >= 0.0f);
+  if (negative) {
+    TILEOPS_UNROLL
+    for (int x = 0; x < R; ++x) {
+      const int k = x / 2 * Span + x % 2 * 2;
+      largest[x] = max(reduce_registers<Max, Span / 4, 4>(f, k), reduce_registers<Max, Span / 4, 4>(f, k + 1));
+    }
+    return;
+  }
+  TILEOPS_UNROLL
+  for (int x = 0; x < R; ++x) {
+    const int k = x / 2 * Span + x % 2 * 2;
+    largest[x] = f[k];
+    float odd = f[k + 1];  // columns: two chains hide what an instruction takes
+    TILEOPS_UNROLL
+    for (int i = 0; i < Span; i += 8) {
+      const int next = i + 4 < Span ? k + i + 4 : k + i;
+      largest[x] = max_of_nonnegative(largest[x], f[k + i], f[next]);
+      odd = max_of_nonnegative(odd, f[k + i + 1], f[next + 1]);
+    }
+    largest[x] = max(largest[x], odd);
+  }
+}
+
 // Butterfly over groups of `Lanes` neighbouring lanes; each lane gets the result.
 template <typename Op, int Lanes>
 TILEOPS_WORD float reduce_lanes(float v, site s) {

@@ -1,6 +1,7 @@
 // Host meaning of csrc/include/tileops/math.h: the flushes of subnormals are kept, the last bits may differ.
 #pragma once
 
+#include <algorithm>
 #include <cmath>
 
 #include "tileops/types.h"
@@ -31,6 +32,11 @@ TILEOPS_WORD float reciprocal(float v) { return detail::flush(1.0f / detail::flu
 TILEOPS_WORD float divide(float a, float b) { return a / b; }
 TILEOPS_WORD float max(float a, float b) { return std::fmax(a, b); }
 TILEOPS_WORD float min(float a, float b) { return std::fmin(a, b); }
+TILEOPS_WORD float max_of_nonnegative(float a, float b, float c) {
+  int32_t most = INT32_MIN;
+  for (const float v : {a, b, c}) most = std::max(most, static_cast<int32_t>(detail::float_bits(v)));
+  return detail::bits_float(static_cast<uint32_t>(most));
+}
 TILEOPS_WORD int max(int a, int b) { return a > b ? a : b; }
 TILEOPS_WORD int min(int a, int b) { return a < b ? a : b; }
 TILEOPS_WORD float fma(float a, float b, float c) { return std::fma(a, b, c); }
