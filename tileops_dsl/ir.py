@@ -324,6 +324,7 @@ class Persistent(Stmt):
 class If(Stmt):
     condition: Expr
     body: tuple[Stmt, ...]
+    name: str = ""  # of what the condition is here, for AnyOf further down
 
 
 class On(Stmt):

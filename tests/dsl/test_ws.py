@@ -149,6 +149,19 @@ def test_any_above_limits_of_other_rows():
             T.fill(tile, 0.0)
 
 
+@rejected("again is used outside its loop", "the loop's values inside the loop")
+def test_a_condition_of_another_loop():
+    with T.Kernel(1, threads=128):
+        tile = T.alloc_fragment((64,), "float32")
+        for n in T.serial(2):
+            with T.If(T.any_of(tile, lambda v: v > 1.0), "again") as again:
+                for r in T.Parallel(64):
+                    tile[r] = tile[r] + 1.0
+        with T.If(again):  # here
+            for r in T.Parallel(64):
+                tile[r] = 0.0
+
+
 @rejected("a statement of more than a warp stands under T.any_of", "only T.Parallel and reductions")
 def test_a_barrier_of_some_warps():
     with T.Kernel(1, threads=128):

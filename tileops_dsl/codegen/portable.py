@@ -19,7 +19,7 @@ def emit_threads(kernel: ir.Kernel, name: str, struct: str) -> tuple[str, dict[i
     fragments = chained_fragments if chain else portable_fragments
     w = Writer(kernel, role=kernel.roles[0], fragments=fragments, statements=statements, body=body)
     w.line("const int thread = thread_index();")
-    w.line("const int lane = thread % 32;")
+    w.line("const int lane = thread & 31;")  # a remainder, of a number with a sign, took a register more
     gemm = next(ir.walk(kernel.body, ir.Gemm))
     if chain:
         w.line(f"const int own_row = {fragments.own_row(w)};  // the thread's first one of a tile")

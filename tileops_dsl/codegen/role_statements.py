@@ -68,7 +68,10 @@ def alternatives(w: Writer, run: list[ir.If]) -> None:
         rest = number and stmt is run[-1] and _exhausts(w, run)
         w.largest = {}
         condition = ir.replaced(stmt.condition, _any_of(w, stmt))
-        w.line("} else {" if rest else f"{'} else ' if number else ''}if ({w.number(condition)}) {{")
+        text = w.number(condition)
+        if stmt.name:
+            w.line(f"const bool {stmt.name} = {text};")
+        w.line("} else {" if rest else f"{'} else ' if number else ''}if ({stmt.name or text}) {{")
         w.depth += 1
         w.conditions.append(stmt.condition)
         with w.scope():
@@ -84,6 +87,9 @@ def _any_of(w: Writer, stmt: ir.If) -> dict[ir.Expr, ir.Expr]:
     """Words for what the condition asks of the thread's elements, and so of its warp's."""
     words = {}
     for any_of in (e for e in ir.subexprs(stmt.condition) if isinstance(e, ir.AnyOf)):
+        if isinstance(any_of.test, ir.Var):  # asked before
+            words[any_of] = any_of.test
+            continue
         own, *tile = (load.buffer for load in ir.loads(any_of.test))
         registers = plan.registers(w.kernel, own)
         if tile:  # any_above, of limits and a tile

@@ -112,9 +112,8 @@ def flash_attention(config: AttentionConfig):
                     # A maximum that is exceeded by little stays: weights are at most 2^SLACK then. A negative one does not, as
                     # what is above it takes longer to find.
                     for r in T.Parallel(bm):
-                        factor[r] = 1.0
                         top[r] = (shift[r] + T.if_then_else(shift[r] < 0.0, 0.0, SLACK)) * unscale  # above which it moves
-                    with T.If((i == 0) | T.any_above(s, top)):
+                    with T.If((i == 0) | T.any_above(s, top), "grows") as grows:
                         T.reduce_max(s, top)
                         for r in T.Parallel(bm):
                             factor[r] = shift[r]
@@ -125,8 +124,8 @@ def flash_attention(config: AttentionConfig):
                     # them, so that rescaling and rounding go on beside the exponentials of the others.
                     if config.early:
                         exponentials(s[:, 0 : config.early], shift, scale_log2, sums)
-                    with T.If(i > 0):  # before, o holds nothing
-                        steps.rescale(o, factor)
+                    with T.If(i > 0), T.If(grows):  # before, o holds nothing
+                        steps.times(o, factor)
                     if config.early:
                         rounded(s[:, 0 : config.early], p_half[:, 0 : config.early])
                     exponentials(s[:, config.early : bn], shift, scale_log2, sums)

@@ -95,19 +95,22 @@ def Persistent(*extents, group_size: int = 1, alternate: bool = False, zigzag: b
 
 
 @contextmanager
-def If(condition):
-    """with T.If(condition): statements that run where the condition, the same for all threads, holds."""
+def If(condition, name: str = ""):
+    """with T.If(condition): statements that run where the condition, the same for all threads, holds.
+
+    With a name, what it is (`as again`) may be the condition of another T.If behind it, in the same loop.
+    """
     b, where, condition = builder(), here(), to_expr(condition)
     require(condition.dtype == "bool", f"{condition} is not a condition", "a comparison, such as n > 0", where)
     b.open()
-    yield
+    yield Value(ir.AnyOf("bool", ir.Var("bool", b.declare(name)))) if name else None
     body = b.close()
     of_warps = any(isinstance(e, ir.AnyOf) for e in ir.subexprs(condition))
     for stmt in body if of_warps else ():
         if not isinstance(stmt, ir.Parallel | ir.Reduce):
             problem = "a statement of more than a warp stands under T.any_of"
             raise TileError(problem, "only T.Parallel and reductions", stmt.location)
-    b.emit(ir.If(where, condition, body))
+    b.emit(ir.If(where, condition, body, name))
 
 
 def any_of(fragment: Fragment, test) -> Value:

@@ -97,6 +97,7 @@ def _check_block(body, known: set) -> None:
             _check_extents(stmt)
         own = {v.name for v in (*getattr(stmt, "vars", ()), getattr(stmt, "var", None)) if v}
         own |= {stmt.condition} if isinstance(stmt, ir.If) else set()
+        known |= {stmt.name} if isinstance(stmt, ir.If) and stmt.name else set()
         _check_block(getattr(stmt, "body", ()), known if isinstance(stmt, ir.On) else known | own)
 
 
