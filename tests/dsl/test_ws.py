@@ -153,7 +153,7 @@ def test_any_above_limits_of_other_rows():
 def test_a_condition_of_another_loop():
     with T.Kernel(1, threads=128):
         tile = T.alloc_fragment((64,), "float32")
-        for n in T.serial(2):
+        for _ in T.serial(2):
             with T.If(T.any_of(tile, lambda v: v > 1.0), "again") as again:
                 for r in T.Parallel(64):
                     tile[r] = tile[r] + 1.0

@@ -213,8 +213,8 @@ def test_explain(device, op):
         assert decision.reason == f"{first} is on cpu"
     elif tileops.status().loaded:
         served = op == "flash_attention" and torch.cuda.get_device_capability() == (9, 0)  # such head dims by copies
-        expected = "no kernel was measured on" if served else f"this build has no {op} kernel for bfloat16"
-        assert decision.reason.startswith(expected)
+        none = f"this build has no {op} kernel for bfloat16", f"no {op} kernel for bfloat16 head dims 8 and 3"
+        assert decision.reason.startswith("no kernel was measured on" if served else none)
     for name in ("out", "lse"):
         with pytest.raises(ValueError, match=rf"^explain: {name} was given; expected the other arguments only"):
             tileops.explain(op, **call, **{name: call[first]})

@@ -100,7 +100,8 @@ def test_layouts(device):  # B24
     for kv_cache in (layers, wide, torch.stack((cache[0], cache[0]), -1)[..., 0]):
         for splits in (0, 1, 5):
             found = tileops.mla_decode(q, kv_cache, *cache[1:], SCALE, num_splits=splits)
-            assert all(map(torch.equal, found, expected))
+            rounding = 0.0 if device == "cpu" else 2**-6  # kernels split the keys, and not all layouts have one
+            torch.testing.assert_close(found, expected, atol=rounding, rtol=rounding)
 
 
 @pytest.mark.parametrize("scale", [0.0, -0.5, 1e-3, 1.0])
