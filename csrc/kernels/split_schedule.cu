@@ -36,27 +36,33 @@ TILEOPS_WORD int blocks_of(const split_schedule_params& p, const Divisors& by, i
   return max(divide_up(length[0], by.block) - divide(max(length[0] - p.seen, 0), by.block), 1);
 }
 
+TILEOPS_WORD void note(shared_ptr<int32_t> starts, int part, int item, int block, int piece, site s) {
+  Fragment<int32_t, 4> start;
+  start[0] = item;
+  start[1] = block;
+  start[2] = piece;
+  start[3] = 0;
+  store_shared<4>(starts, part * 4, start, 0, s);
+}
+
+// Of an item in equal pieces: how many they are. The parts in which it begins are those from first_part on.
+TILEOPS_WORD int first_part(const Deal& deal, int item) { return divide_up(item * deal.parts, deal.items); }
+TILEOPS_WORD int equal_pieces(const Deal& deal, int item, int blocks, int parts, int most) {
+  const int begin = first_part(deal, item) + 1, behind = min(first_part(deal, item + 1), parts);
+  return max(min(min(behind - begin, most - 1), (blocks - 1) / deal.length), 0) + 1;  // 0: parts have several items
+}
+
 // Of an item behind others of the cost `before`: in how many pieces it is. Notes where the parts begin that begin in it.
 TILEOPS_WORD int cut(const split_schedule_params& p, const Deal& deal, shared_ptr<int32_t> starts, int item, int before, int blocks,
-                     bool notes, site s) {
-  const int behind = before + blocks + p.overhead, most_pieces = p.most_pieces > 0 ? p.most_pieces : INT32_MAX;
-  const int first = deal.length ? divide_up(item * deal.parts, deal.items) : divide_up(before, deal.payload);
-  const int last = deal.length ? divide_up((item + 1) * deal.parts, deal.items) : divide_up(behind, deal.payload);
+                     bool notes, int most, site s) {
+  const int first = divide_up(before, deal.payload), last = divide_up(before + blocks + p.overhead, deal.payload);
   int pieces = 1;
   TILEOPS_NO_UNROLL
   for (int part = first; part < min(last, p.parts); ++part) {
-    int block = (part - first) * deal.length;
-    if (!deal.length) {
-      block = max(part * deal.payload.value - before - p.overhead / 2, 0) / 2 * 2;
-      block = block <= deal.slack ? 0 : blocks - block <= deal.slack ? blocks : block;
-    }
-    const bool cuts = 0 < block && block < blocks && pieces < most_pieces;
-    Fragment<int32_t, 4> start;
-    start[0] = item + (block > 0 && !cuts);
-    start[1] = cuts ? block : 0;
-    start[2] = cuts ? pieces : 0;
-    start[3] = 0;
-    if (notes) store_shared<4>(starts, part * 4, start, 0, s);
+    int block = max(part * deal.payload.value - before - p.overhead / 2, 0) / 2 * 2;
+    block = block <= deal.slack ? 0 : blocks - block <= deal.slack ? blocks : block;
+    const bool cuts = 0 < block && block < blocks && pieces < most;
+    if (notes) note(starts, part, item + (block > 0 && !cuts), cuts ? block : 0, cuts ? pieces : 0, s);
     pieces += cuts;
   }
   return pieces;
@@ -69,12 +75,12 @@ TILEOPS_KERNEL(split_schedule, split_schedule_params, kThreads, 1) {
   const Divisors by = {divisor(p.heads), divisor(p.block)};
   const int share = divide_up(p.items, kThreads), begin = min(thread * share, p.items), end = min(begin + share, p.items);
   int cost = 0, all = 0;
-  float most = 0.0f;  // blocks of an item
+  float longest = 0.0f;  // item, in blocks
   TILEOPS_NO_UNROLL
   for (int item = begin; item < end; ++item) {
     const int blocks = blocks_of(p, by, item, site(1));
     cost += blocks + p.overhead;
-    most = max(most, static_cast<float>(blocks));
+    longest = max(longest, static_cast<float>(blocks));
   }
   Fragment<int32_t, 4> none;
   none[0] = p.items;
@@ -86,29 +92,42 @@ TILEOPS_KERNEL(split_schedule, split_schedule_params, kThreads, 1) {
     store_shared<4>(starts, part * 4, none, 0, site(2));
     if (part < p.parts) store_global<1>(global<int32_t>(p.split_items), part, number, 0, site(3));
   }
-  most = reduce_lanes<Max, 32>(most, site(4));
-  if (thread % 32 == 0) store_shared(maxima, thread / 32, most, site(4));
+  longest = reduce_lanes<Max, 32>(longest, site(4));
+  if (thread % 32 == 0) store_shared(maxima, thread / 32, longest, site(4));
   const int before = sum_before<kWarps>(costs, cost, all, site(5));  // all threads have met there
-  most = reduce_lanes<Max, 32>(thread % 32 < kWarps ? load_shared(maxima, thread % 32, site(4)) : 0.0f, site(4));
+  longest = reduce_lanes<Max, 32>(thread % 32 < kWarps ? load_shared(maxima, thread % 32, site(4)) : 0.0f, site(4));
 
   // At least 2 blocks: cuts in front of even ones then differ.
   const int payload = max(divide_up(all, p.parts), 2), slack = min(payload / 32, p.overhead);
   const int items = max(divide_up(p.items, p.parts), 1);
   Deal deal = {divisor(payload), slack, max(p.parts / max(p.items, 1), 1), divisor(items), 0};
-  const int length = (divide_up(static_cast<int>(most), deal.parts) + 1) / 2 * 2;
+  const int length = (divide_up(static_cast<int>(longest), deal.parts) + 1) / 2 * 2;
   if (items * (length + p.overhead) <= payload + p.overhead + 1 + slack) deal.length = length;
 
+  const int most = p.most_pieces > 0 ? p.most_pieces : INT32_MAX;
+  TILEOPS_NO_UNROLL
+  for (int part = thread; deal.length && part < p.parts; part += kThreads) {  // one item may have all parts: each for itself
+    const int item = static_cast<int>(static_cast<int64_t>(part) * items / deal.parts);
+    if (item >= p.items) continue;
+    const int piece = part - first_part(deal, item), block = piece * deal.length;
+    const bool cuts = 0 < piece && piece < most && block < blocks_of(p, by, item, site(6));
+    note(starts, part, item + (piece > 0 && !cuts), cuts ? block : 0, cuts ? piece : 0, site(7));
+  }
   int splits = 0;  // pieces of split requests, and in the upper half such requests
   TILEOPS_NO_UNROLL
   for (int item = begin, here = before; item < end; ++item) {
-    const int blocks = blocks_of(p, by, item, site(6)), pieces = cut(p, deal, starts, item, here, blocks, true, site(7));
+    const int blocks = blocks_of(p, by, item, site(18));
+    const int pieces = deal.length ? equal_pieces(deal, item, blocks, p.parts, most)
+                                   : cut(p, deal, starts, item, here, blocks, true, most, site(19));
     splits += pieces > 1 ? pieces + (1 << 16) : 0;
     here += blocks + p.overhead;
   }
   splits = sum_before<kWarps>(pieces_of, splits, all, site(8));
   TILEOPS_NO_UNROLL
   for (int item = begin, here = before; item < end; ++item) {
-    const int blocks = blocks_of(p, by, item, site(9)), pieces = cut(p, deal, starts, item, here, blocks, false, site(10));
+    const int blocks = blocks_of(p, by, item, site(9));
+    const int pieces = deal.length ? equal_pieces(deal, item, blocks, p.parts, most)
+                                   : cut(p, deal, starts, item, here, blocks, false, most, site(10));
     number[0] = splits & 0xffff;
     store_global<1>(global<int32_t>(p.first_split), item, number, 0, site(11));
     number[0] = item;
