@@ -61,7 +61,7 @@ def of_attention(row):
         return ["one_stage", *kind] if row.stages == 1 else kind or [mask, *(o for o in row.options if o != "window")]
     rows_of_tile = [f"{row.tile[0]}rows"] * (row.tile[0] != 128)
     values = ["values"] * (row.head_dim_v != row.tile[2])
-    of_queries = ["over_queries"] * row.o_over_q or ["late"] * row.late_rescale or ["shared"] * in_shared(row)
+    of_queries = ["over_queries"] * row.o_over_q or ["shared"] * in_shared(row)
     return [mask, *(name for name in row.options if name != "window"), *values, *rows_of_tile, *of_queries]
 
 
@@ -97,10 +97,8 @@ def small(row):
         if row.target == "portable":
             deep = 192 if row.stages == 1 else 64
             return replace(row, tile=(row.tile[0], 32, deep), head_dim_v=deep)
-        if row.o_over_q or (in_shared(row) and not row.late_rescale):  # by its size
+        if row.o_over_q or in_shared(row):  # by its size
             return replace(row, measured=())
-        if row.late_rescale:
-            return replace(row, tile=(row.tile[0], 32, 256), head_dim_v=0, measured=())
         values = 64 if row.head_dim_v != row.tile[2] else 0
         deep = 128 if row.lengths else 96  # a box of one row is 128 bytes
         return replace(row, tile=(row.tile[0], 32, deep if values else 64), head_dim_v=values, measured=())

@@ -31,17 +31,17 @@ struct flash_attention_full_params {
   float scale_log2;             // scale * log2(e), positive
 };
 
-// flash_attention.py:49: with T.Kernel(threads=config.threads):
+// flash_attention.py:52: with T.Kernel(threads=config.threads):
 TILEOPS_KERNEL(flash_attention_full, flash_attention_full_params, 384, 1) {
   constexpr int kBlockN = 160;
   constexpr int kBoxQ = 64 * 64, kBoxKV = kBlockN * 64, kBoxO = 64 * 64, kTileKV = 2 * kBoxKV;  // elements
-  // flash_attention.py:50: q_tile = T.alloc_shared((bm, d), config.x)
+  // flash_attention.py:53: q_tile = T.alloc_shared((bm, d), config.x)
   const auto q_tiles = shared<bf16>(0);
-  // flash_attention.py:51: k_tile = T.alloc_shared((bn, d), config.x)
+  // flash_attention.py:54: k_tile = T.alloc_shared((bn, d), config.x)
   const auto k_tiles = shared<bf16>(32768);
-  // flash_attention.py:52: v_tile = T.alloc_shared((bn, dv), config.x)
+  // flash_attention.py:55: v_tile = T.alloc_shared((bn, dv), config.x)
   const auto v_tiles = shared<bf16>(114688);
-  // flash_attention.py:54: o_tile = T.alloc_shared((bm, sub), config.x, alias=q_tile if config.o_over_q else None)
+  // flash_attention.py:57: o_tile = T.alloc_shared((bm, sub), config.x, alias=q_tile if config.o_over_q else None)
   const auto o_tiles = shared<bf16>(196608);
   const auto q_full = shared<mbarrier>(229376);
   const auto q_empty = shared<mbarrier>(229392);
@@ -51,8 +51,8 @@ TILEOPS_KERNEL(flash_attention_full, flash_attention_full_params, 384, 1) {
   const auto v_empty = shared<mbarrier>(229456);
   const int first_tile = static_cast<int>(block_index_x());
   const int ctas = static_cast<int>(grid_size_x());
-  // flash_attention.py:81: seen = T.min(row + bm + k_len - q_len, k_len) if config.causal else k_len  # keys that the last row sees
-  // flash_attention.py:82: blocks = T.max(T.ceildiv(seen, bn), 1)  # a tile that sees no key has one block, all masked
+  // flash_attention.py:79: seen = T.min(row + bm + k_len - q_len, k_len) if config.causal else k_len  # keys that the last row sees
+  // flash_attention.py:80: blocks = T.max(T.ceildiv(seen, bn), 1)  # a tile that sees no key has one block, all masked
   const int blocks = (p.seqlen_k + kBlockN - 1) / kBlockN;
 
   if (thread_index() == 0) {
@@ -75,23 +75,23 @@ TILEOPS_KERNEL(flash_attention_full, flash_attention_full_params, 384, 1) {
     if (warp_index() == 0 && elect_one(site(10))) {
       int k_stage = 0, v_stage = 0;
       int k_parity = 1, v_parity = 1, q_parity = 1;  // of the phases that empty a tile: the first waits pass
-      // flash_attention.py:69: blocks_of_all = tile_count[0] if config.lengths else T.ceildiv(sq, bm)
-      // flash_attention.py:70: order = {"longest_first": section} if config.longest_first else {"zigzag": hides_rows}
-      // flash_attention.py:71: for batch, head, block in T.Persistent((batches, heads, blocks_of_all), **order):
+      // flash_attention.py:67: blocks_of_all = tile_count[0] if config.lengths else T.ceildiv(sq, bm)
+      // flash_attention.py:68: order = {"longest_first": section} if config.longest_first else {"zigzag": hides_rows}
+      // flash_attention.py:69: for batch, head, block in T.Persistent((batches, heads, blocks_of_all), **order):
       TILEOPS_NO_UNROLL
       for (int tile = first_tile; tile < p.tiles; tile += ctas) {
-        // flash_attention.py:76: token, row, q_len, first_key, k_len = block * bm, block * bm, sq, None, sk
+        // flash_attention.py:74: token, row, q_len, first_key, k_len = block * bm, block * bm, sq, None, sk
         const int m = tile % p.tiles_m * 128;
         const int head = tile / p.tiles_m % p.heads;
         const int batch = tile / p.tiles_m / p.heads;
-        // flash_attention.py:77: kv_head = head // (heads // kv_heads)
+        // flash_attention.py:75: kv_head = head // (heads // kv_heads)
         const int kv_head = head / p.heads_per_kv;
-        // flash_attention.py:95: for i in T.Pipelined(blocks, num_stages=config.stages, turns=config.turns):
+        // flash_attention.py:91: for i in T.Pipelined(blocks, num_stages=config.stages, turns=config.turns):
         TILEOPS_NO_UNROLL
         for (int block = blocks; block >= 0; --block) {
-          // flash_attention.py:96: key = (of_step(i) if config.window else blocks - 1 - i) * bn
-          // flash_attention.py:100: of_page, place = batch, first_key + key if config.lengths else key
-          // flash_attention.py:101: T.copy(k[of_page, kv_head, place, 0], k_tile, eviction_policy="evict_last")
+          // flash_attention.py:92: key = (of_step(i) if config.window else blocks - 1 - i) * bn
+          // flash_attention.py:96: of_page, place = batch, first_key + key if config.lengths else key
+          // flash_attention.py:97: T.copy(k[of_page, kv_head, place, 0], k_tile, eviction_policy="evict_last")
           if (block > 0) {
             const auto k_tile = k_tiles + k_stage * kTileKV;
             const int row = (block - 1) * kBlockN;
@@ -102,7 +102,7 @@ TILEOPS_KERNEL(flash_attention_full, flash_attention_full_params, 384, 1) {
             k_stage ^= 1;
             k_parity ^= k_stage == 0;
           }
-          // flash_attention.py:87: T.copy(q[batch, head, token, 0], q_tile, eviction_policy="evict_first")
+          // flash_attention.py:85: T.copy(q[batch, head, token, 0], q_tile, eviction_policy="evict_first")
           if (block == blocks) {
             TILEOPS_UNROLL
             for (int g = 0; g < 2; ++g) {
@@ -114,7 +114,7 @@ TILEOPS_KERNEL(flash_attention_full, flash_attention_full_params, 384, 1) {
             }
             q_parity ^= 1;
           } else {
-            // flash_attention.py:102: T.copy(v[of_page, kv_head, place, 0], v_tile, eviction_policy="evict_last")
+            // flash_attention.py:98: T.copy(v[of_page, kv_head, place, 0], v_tile, eviction_policy="evict_last")
             const auto v_tile = v_tiles + v_stage * kTileKV;
             const int row = block * kBlockN;
             wait(v_empty + v_stage, v_parity, site(19));
@@ -138,42 +138,37 @@ TILEOPS_KERNEL(flash_attention_full, flash_attention_full_params, 384, 1) {
     const auto o_tile = o_tiles + group * 2 * kBoxO;
     const auto o_row = o_tile + (thread / 32 * 16 + lane % 16) * 64;
     const float scale_log2 = p.scale_log2;
-    // flash_attention.py:57: s = T.alloc_fragment((bm, bn), "float32")
-    // flash_attention.py:58: p_half = T.alloc_fragment((bm, bn), config.x)
+    // flash_attention.py:60: s = T.alloc_fragment((bm, bn), "float32")
+    // flash_attention.py:61: p_half = T.alloc_fragment((bm, bn), config.x)
     Fragment<float, kBlockN / 2> s;
     Fragment<bf16, kBlockN / 2> p_tile;
-    // flash_attention.py:59: o = T.alloc_fragment((bm, dv), "float32")
-    // flash_attention.py:60: o_half = T.alloc_fragment((bm, sub), config.x)
+    // flash_attention.py:62: o = T.alloc_fragment((bm, dv), "float32")
+    // flash_attention.py:63: o_half = T.alloc_fragment((bm, sub), config.x)
     Fragment<float, 64> o;
     Fragment<bf16, 64> o_half;
-    // flash_attention.py:61: peak = T.alloc_fragment(*row_vector)
-    // flash_attention.py:62: shift = T.alloc_fragment(*row_vector)
-    // flash_attention.py:63: factor = T.alloc_fragment(*row_vector)
-    // flash_attention.py:64: sums = T.alloc_fragment(*row_vector)
-    // flash_attention.py:65: total = T.alloc_fragment(*row_vector)
-    // flash_attention.py:66: row_lse = T.alloc_fragment(*row_vector)
+    // flash_attention.py:64: top, shift, factor, sums, total, row_lse = (T.alloc_fragment(*row_vector) for _ in range(6))
     Fragment<float, 2> peak, shift, factor, total;  // of the two rows of this thread; total: its part of the row sums
     Fragment<float, 4> chain;
     Fragment<float, 1> lse;
     int stage = 0, parity = 0, q_parity = 0;
     if (group == 1) named_barrier_arrive(1, 256, site(24));  // the first turn is consumer 0's
 
-    // flash_attention.py:69: blocks_of_all = tile_count[0] if config.lengths else T.ceildiv(sq, bm)
-    // flash_attention.py:71: for batch, head, block in T.Persistent((batches, heads, blocks_of_all), **order):
+    // flash_attention.py:67: blocks_of_all = tile_count[0] if config.lengths else T.ceildiv(sq, bm)
+    // flash_attention.py:69: for batch, head, block in T.Persistent((batches, heads, blocks_of_all), **order):
     TILEOPS_NO_UNROLL
     for (int tile = first_tile; tile < p.tiles; tile += ctas) {
-      // flash_attention.py:76: token, row, q_len, first_key, k_len = block * bm, block * bm, sq, None, sk
+      // flash_attention.py:74: token, row, q_len, first_key, k_len = block * bm, block * bm, sq, None, sk
       const int m = tile % p.tiles_m * 128 + group * 64;
       const int head = tile / p.tiles_m % p.heads;
       const int batch = tile / p.tiles_m / p.heads;
       const int row = m + thread / 32 * 16 + lane / 4;  // this thread's first
 
-      // flash_attention.py:95: for i in T.Pipelined(blocks, num_stages=config.stages, turns=config.turns):
+      // flash_attention.py:91: for i in T.Pipelined(blocks, num_stages=config.stages, turns=config.turns):
       // The last block: S and softmax, with no product of this consumer to overlap.
       const auto k_block = k_blocks + stage * 2 * kTileKV;
       wait(q_full + group, q_parity, site(25));
-      // flash_attention.py:92: queries = q_half if config.q_registers else q_tile
-      // flash_attention.py:103: T.gemm(queries, k_tile, s, transpose_B=True, policy=by_rows, clear_accum=True)
+      // flash_attention.py:88: queries = q_half if config.q_registers else q_tile
+      // flash_attention.py:99: T.gemm(queries, k_tile, s, transpose_B=True, policy=by_rows, clear_accum=True)
       wait(k_full + stage, parity, site(26));
       named_barrier_sync(1 + group, 256, site(27));
       wgmma_fence(site(28));
@@ -189,28 +184,31 @@ TILEOPS_KERNEL(flash_attention_full, flash_attention_full_params, 384, 1) {
         if (blocks == 1) arrive(q_empty + group, site(34));
       }
 
-      // flash_attention.py:83: whole = (
-      // flash_attention.py:86: masked = blocks - whole if config.causal else T.min(blocks - whole, 1)
-      // flash_attention.py:107: with T.If(i < masked):
+      // flash_attention.py:81: whole = (
+      // flash_attention.py:84: masked = blocks - whole if config.causal else T.min(blocks - whole, 1)
+      // flash_attention.py:103: with T.If(i < masked):
       if (p.seqlen_k % kBlockN != 0) {
-        // flash_attention.py:108: for r, c in T.Parallel(bm, bn):
-        // flash_attention.py:109: limit = T.min(row + r + 1 + k_len - q_len + right, k_len) if hides_rows else k_len
+        // flash_attention.py:104: for r, c in T.Parallel(bm, bn):
+        // flash_attention.py:105: limit = T.min(row + r + 1 + k_len - q_len + right, k_len) if hides_rows else k_len
         const int keys = p.seqlen_k - (blocks - 1) * kBlockN - lane % 4 * 2;  // from this thread's first column on
-        // flash_attention.py:110: s[r, c] = T.if_then_else(key + c < limit, s[r, c], -T.infinity())
+        // flash_attention.py:106: s[r, c] = T.if_then_else(key + c < limit, s[r, c], -T.infinity())
         TILEOPS_UNROLL
         for (int i = 0; i < kBlockN / 2; ++i)
           if (i / 4 * 8 + i % 2 >= keys) s[i] = -infinity();
       }
-      // flash_attention.py:116: for r in T.Parallel(bm):
-      // flash_attention.py:117: factor[r] = peak[r]
-      // flash_attention.py:118: T.reduce_max(s, peak, clear=False)
+      // flash_attention.py:114: for r in T.Parallel(bm):
+      // flash_attention.py:119: factor[r] = shift[r]
+      // flash_attention.py:115: top[r] = (shift[r] + T.if_then_else(shift[r] < 0.0, 0.0, SLACK)) * unscale  # above which it moves
+      // flash_attention.py:116: with T.If((i == 0) | T.any_above(s, top), "grows") as grows:
+      // This text, by hand, is older than the slack: its maximum moves in each block.
+      // flash_attention.py:117: T.reduce_max(s, top)
       TILEOPS_UNROLL
       for (int c = 0; c < 4; ++c) chain[c] = reduce_registers<Max, kBlockN / 8, 4>(s, c);
-      // flash_attention.py:88: T.fill(peak, -T.infinity())
-      // flash_attention.py:89: T.fill(sums, 0.0)
-      // flash_attention.py:119: for r in T.Parallel(bm):
-      // flash_attention.py:120: shift[r] = (finite(peak[r]) if may_see_none else peak[r]) * scale_log2
-      // flash_attention.py:121: factor[r] = T.exp2(factor[r] * scale_log2 - shift[r])
+      // flash_attention.py:86: T.fill(shift, LOWEST)
+      // flash_attention.py:87: T.fill(sums, 0.0)
+      // flash_attention.py:118: for r in T.Parallel(bm):
+      // flash_attention.py:120: shift[r] = T.max(shift[r], top[r] * scale_log2)
+      // flash_attention.py:121: factor[r] = T.exp2(factor[r] - shift[r])
       // flash_attention.py:122: sums[r] = sums[r] * factor[r]
       TILEOPS_UNROLL
       for (int r = 0; r < 2; ++r) {
@@ -218,21 +216,21 @@ TILEOPS_KERNEL(flash_attention_full, flash_attention_full_params, 384, 1) {
         shift[r] = peak[r] * scale_log2;
         total[r] = 0.0f;
       }
-      // flash_attention.py:112: for r, c in T.Parallel(bm, bn):
-      // flash_attention.py:133: exponentials(s[:, config.early : bn], shift, scale_log2, sums)
-      // flash_attention.py:179: T.reduce_sum(scores, sums, clear=False, partial=True)
+      // flash_attention.py:108: for r, c in T.Parallel(bm, bn):
+      // flash_attention.py:131: exponentials(s[:, config.early : bn], shift, scale_log2, sums)
+      // flash_attention.py:175: T.reduce_sum(scores, sums, clear=False, partial=True)
       TILEOPS_UNROLL
       for (int i = 0; i < kBlockN / 2; ++i) {
         s[i] = exp2(fma(s[i], scale_log2, -shift[i / 2 % 2]));
         total[i / 2 % 2] += s[i];
       }
-      // flash_attention.py:112: for r, c in T.Parallel(bm, bn):
-      // flash_attention.py:134: rounded(s[:, config.early : bn], p_half[:, config.early : bn])
+      // flash_attention.py:108: for r, c in T.Parallel(bm, bn):
+      // flash_attention.py:132: rounded(s[:, config.early : bn], p_half[:, config.early : bn])
       TILEOPS_UNROLL
       for (int i = 0; i < kBlockN / 2; i += 2) round_pair(p_tile, i, s[i], s[i + 1]);
 
       int accumulate = 0;
-      // flash_attention.py:95: for i in T.Pipelined(blocks, num_stages=config.stages, turns=config.turns):
+      // flash_attention.py:91: for i in T.Pipelined(blocks, num_stages=config.stages, turns=config.turns):
       TILEOPS_NO_UNROLL
       for (int block = blocks - 2; block >= 0; --block) {
         const auto v_block = v + stage * 2 * kTileKV;
@@ -240,7 +238,7 @@ TILEOPS_KERNEL(flash_attention_full, flash_attention_full_params, 384, 1) {
         stage ^= 1;
         parity ^= stage == 0;
         const auto k_block = k_blocks + stage * 2 * kTileKV;
-        // flash_attention.py:103: T.gemm(queries, k_tile, s, transpose_B=True, policy=by_rows, clear_accum=True)
+        // flash_attention.py:99: T.gemm(queries, k_tile, s, transpose_B=True, policy=by_rows, clear_accum=True)
         wait(k_full + stage, parity, site(36));
         named_barrier_sync(1 + group, 256, site(37));
         fence_operand(o);
@@ -250,7 +248,7 @@ TILEOPS_KERNEL(flash_attention_full, flash_attention_full_params, 384, 1) {
         for (int k = 0; k < 8; ++k)
           wgmma<kBlockN>(s, 0, q + (k / 4 * 8192 + k % 4 * 32), k_block + (k / 4 * 2 * kBoxKV + k % 4 * 32), k != 0, site(39));
         wgmma_commit(site(40));
-        // flash_attention.py:141: T.gemm(p_half, v_tile, o, policy=by_rows, clear_accum=not config.late_rescale and i == 0, stage=1)
+        // flash_attention.py:136: T.gemm(p_half, v_tile, o, policy=by_rows, clear_accum=i == 0, stage=1)
         wait(v_full + v_stage, v_parity, site(41));
         wgmma_fence(site(42));
         TILEOPS_UNROLL
@@ -266,14 +264,14 @@ TILEOPS_KERNEL(flash_attention_full, flash_attention_full_params, 384, 1) {
           if (block == 0) arrive(q_empty + group, site(48));
         }
 
-        // flash_attention.py:116: for r in T.Parallel(bm):
-        // flash_attention.py:117: factor[r] = peak[r]
-        // flash_attention.py:118: T.reduce_max(s, peak, clear=False)
+        // flash_attention.py:114: for r in T.Parallel(bm):
+        // flash_attention.py:119: factor[r] = shift[r]
+        // flash_attention.py:117: T.reduce_max(s, top)
         TILEOPS_UNROLL
         for (int c = 0; c < 4; ++c) chain[c] = reduce_registers<Max, kBlockN / 8, 4>(s, c);
-        // flash_attention.py:119: for r in T.Parallel(bm):
-        // flash_attention.py:120: shift[r] = (finite(peak[r]) if may_see_none else peak[r]) * scale_log2
-        // flash_attention.py:121: factor[r] = T.exp2(factor[r] * scale_log2 - shift[r])
+        // flash_attention.py:118: for r in T.Parallel(bm):
+        // flash_attention.py:120: shift[r] = T.max(shift[r], top[r] * scale_log2)
+        // flash_attention.py:121: factor[r] = T.exp2(factor[r] - shift[r])
         // flash_attention.py:122: sums[r] = sums[r] * factor[r]
         TILEOPS_UNROLL
         for (int r = 0; r < 2; ++r) {
@@ -283,9 +281,9 @@ TILEOPS_KERNEL(flash_attention_full, flash_attention_full_params, 384, 1) {
           factor[r] = exp2(fma(before, scale_log2, -shift[r]));
           total[r] *= factor[r];
         }
-        // flash_attention.py:112: for r, c in T.Parallel(bm, bn):
-        // flash_attention.py:133: exponentials(s[:, config.early : bn], shift, scale_log2, sums)
-        // flash_attention.py:179: T.reduce_sum(scores, sums, clear=False, partial=True)
+        // flash_attention.py:108: for r, c in T.Parallel(bm, bn):
+        // flash_attention.py:131: exponentials(s[:, config.early : bn], shift, scale_log2, sums)
+        // flash_attention.py:175: T.reduce_sum(scores, sums, clear=False, partial=True)
         TILEOPS_UNROLL
         for (int i = 0; i < kBlockN / 2; ++i) {
           s[i] = exp2(fma(s[i], scale_log2, -shift[i / 2 % 2]));
@@ -298,18 +296,17 @@ TILEOPS_KERNEL(flash_attention_full, flash_attention_full_params, 384, 1) {
         fence_operand(o);
         fence_operand(p_tile);
         if (lane == 0) arrive(v_empty + v_stage, site(52));
-        // flash_attention.py:128: with T.If(i > 0):
-        // flash_attention.py:129: for r, c in T.Parallel(bm, dv):
-        // flash_attention.py:130: o[r, c] = o[r, c] * factor[r]
+        // flash_attention.py:127: with T.If(i > 0), T.If(grows):  # before, o holds nothing
+        // flash_attention.py:128: steps.times(o, factor)
         TILEOPS_UNROLL
         for (int i = 0; i < 64; ++i) o[i] *= factor[i / 2 % 2];
-        // flash_attention.py:112: for r, c in T.Parallel(bm, bn):
-        // flash_attention.py:134: rounded(s[:, config.early : bn], p_half[:, config.early : bn])
+        // flash_attention.py:108: for r, c in T.Parallel(bm, bn):
+        // flash_attention.py:132: rounded(s[:, config.early : bn], p_half[:, config.early : bn])
         TILEOPS_UNROLL
         for (int i = 0; i < kBlockN / 2; i += 2) round_pair(p_tile, i, s[i], s[i + 1]);
       }
 
-      // flash_attention.py:141: T.gemm(p_half, v_tile, o, policy=by_rows, clear_accum=not config.late_rescale and i == 0, stage=1)
+      // flash_attention.py:136: T.gemm(p_half, v_tile, o, policy=by_rows, clear_accum=i == 0, stage=1)
       // The last product needs no turn.
       const auto v_block = v + stage * 2 * kTileKV;
       wait(v_full + stage, parity, site(53));
@@ -322,12 +319,12 @@ TILEOPS_KERNEL(flash_attention_full, flash_attention_full_params, 384, 1) {
       wgmma_commit(site(56));
 
       // While it runs: the row sums and the LSE; and the staging has been read for the tile before.
-      // flash_attention.py:144: T.reduce_sum(sums, total)
+      // flash_attention.py:139: T.reduce_sum(sums, total)
       const int64_t lse_row = (static_cast<int64_t>(batch) * p.heads + head) * p.seqlen_q;
-      // flash_attention.py:145: for r in T.Parallel(bm):
-      // flash_attention.py:155: factor[r] = T.if_then_else(total[r] == 0.0, 0.0, T.reciprocal(total[r]))
-      // flash_attention.py:156: row_lse[r] = (peak[r] * scale_log2 + T.log2(total[r])) * math.log(2)
-      // flash_attention.py:161: T.copy(row_lse, lse[batch, head, row])
+      // flash_attention.py:140: for r in T.Parallel(bm):
+      // flash_attention.py:151: factor[r] = T.if_then_else(total[r] == 0.0, 0.0, T.reciprocal(total[r]))
+      // flash_attention.py:152: row_lse[r] = (shift[r] + T.log2(total[r])) * math.log(2)
+      // flash_attention.py:157: T.copy(row_lse, lse[batch, head, row])
       TILEOPS_UNROLL
       for (int r = 0; r < 2; ++r) {
         total[r] = reduce_lanes<Sum, 4>(total[r], site(57));
@@ -345,20 +342,20 @@ TILEOPS_KERNEL(flash_attention_full, flash_attention_full_params, 384, 1) {
       stage ^= 1;
       parity ^= stage == 0;
       q_parity ^= 1;
-      // flash_attention.py:162: for e in T.Pipelined(dv // sub, num_stages=2):
-      // flash_attention.py:163: piece = o[:, e * sub : e * sub + sub]
-      // flash_attention.py:164: for r, c in T.Parallel(bm, sub):
-      // flash_attention.py:165: o_half[r, c] = piece[r, c] * factor[r]
+      // flash_attention.py:158: for e in T.Pipelined(dv // sub, num_stages=2):
+      // flash_attention.py:159: piece = o[:, e * sub : e * sub + sub]
+      // flash_attention.py:160: for r, c in T.Parallel(bm, sub):
+      // flash_attention.py:161: o_half[r, c] = piece[r, c] * factor[r]
       TILEOPS_UNROLL
       for (int i = 0; i < 64; i += 2) round_pair(o_half, i, o[i] * factor[i / 2 % 2], o[i + 1] * factor[i / 2 % 2]);
-      // flash_attention.py:169: T.copy(o_half, o_tile)
+      // flash_attention.py:165: T.copy(o_half, o_tile)
       TILEOPS_UNROLL
       for (int j = 0; j < 8; ++j)  // 16 columns, in pieces of 8 that the swizzle permutes
         store_matrix<4>(o_row + (j / 4 * kBoxO + ((j % 4 * 2 + lane / 16) ^ lane % 8) * 8), o_half, 8 * j, site(63));
       fence_async_shared(site(64));
       named_barrier_sync(3 + group, 128, site(65));
       if (thread == 0) {
-        // flash_attention.py:170: T.copy(o_tile, out[batch, head, row, e * sub])
+        // flash_attention.py:166: T.copy(o_tile, out[batch, head, row, e * sub])
         tma_store(p.o, at(0, head, m, batch), o_tile, site(66));
         tma_store(p.o, at(64, head, m, batch), o_tile + kBoxO, site(67));
         store_commit(site(68));
