@@ -232,12 +232,13 @@ def test_nan_and_infinity_stay_in_their_rows(device):
     q[0, 3, 1] = math.nan
     v[1, 7] = math.nan
     torchs = torch.nn.functional.scaled_dot_product_attention(*(t[:1].transpose(1, 2) for t in (q, k, v)), is_causal=True)
-    if device == "cpu" and not torchs.isnan().any():
-        pytest.skip("PyTorch's own attention, which serves the CPU, loses a NaN of q on this processor")
+    lost = device == "cpu" and not torchs.isnan().any()  # on some processors by PyTorch's own attention, which serves the CPU
     for chosen in ({"causal": True}, {"causal": True, "softcap": 3.0}):
         out, lse = tileops.flash_attention(q, k, v, **chosen)
         bad = torch.isnan(out).any(-1)
-        assert bad[0].nonzero().tolist() == [[3, 1]] and bad[1, 7].all() and torch.isnan(lse).nonzero().tolist() == [[0, 1, 3]]
+        kept = "softcap" in chosen or not lost
+        assert bad[0].nonzero().tolist() == [[3, 1]] * kept and bad[1, 7].all()
+        assert torch.isnan(lse).nonzero().tolist() == [[0, 1, 3]] * kept
 
 
 def test_the_rule_can_fail():
