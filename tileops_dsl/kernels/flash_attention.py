@@ -191,4 +191,3 @@ def within_window(row, bm, bn, sq, sk, left, right):
     cut = T.let("cut", T.min((all_begun + bn - 1) // bn - begin, blocks))  # blocks in which a window begins
     whole = T.let("whole", T.max(T.min(row + 1 + sk - sq + right, sk) // bn, begin))  # the block in which the first row's ends
     return blocks, cut + begin + blocks - whole, lambda i: begin + cut - 1 - i + T.if_then_else(i < cut, 0, blocks)
-
