@@ -259,9 +259,9 @@ class Copy(Stmt):
 
 
 class Gemm(Stmt):
-    a: Buffer
-    b: Buffer
-    c: Buffer
+    a: Tile
+    b: Tile
+    c: Tile  # of T.wgmma_gemm perhaps some columns of an accumulator
     transpose_a: bool
     transpose_b: bool
     policy: str

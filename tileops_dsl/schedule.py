@@ -7,6 +7,7 @@ Barrier = (name, kind, stages, copies, arrivals, bytes) mbarriers, for each stag
 Stmt   += Issue(op, index)                              an asynchronous copy or product begins; index: its iteration
         | Retire(kind, pending, after, of)              until at most so many are unfinished; not before `after` was computed
         | Await(barrier, index) | Signal(barrier, which) the ends of an edge between roles
+        | Release(barrier, index)                       the same as Signal, of a box: it may be loaded anew
         | Sync(all_groups) | Fence                      exchange in the group, or of all; before what TMA or a product reads
         | Advance(ring, steps)                          the next stage, or past those of another group's tile
         | Meet(number, waits)                           a named barrier of two groups: arrives, or waits for both
@@ -33,6 +34,7 @@ class Role:
     warp: int | None
     body: tuple[ir.Stmt, ...]
     registers: int = 0  # budget of a thread
+    loads: bool = False  # of T.ws: a group that does nothing else
 
     def __str__(self) -> str:
         warp = "" if self.warp is None else f", warp {self.warp}"
@@ -95,6 +97,11 @@ class Await(ir.Stmt):
 class Signal(ir.Stmt):
     barrier: str
     which: str  # "this" stage, the one "before" it, or the "last" one behind the loop
+
+
+class Release(ir.Stmt):
+    barrier: str
+    index: ir.Expr
 
 
 class Sync(ir.Stmt):

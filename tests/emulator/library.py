@@ -106,6 +106,8 @@ def small(row):
         return replace(row, tile=(64, 32, 192), head_dim_v=192)
     if row.op == "attention_decode":
         return replace(row, tile=(64, 64, 128 if row.head_dim_v != row.tile[2] else 64), head_dim_v=64)
+    if row.op == "mla_decode":  # products of half of a group's columns have boxes of 64 of them
+        return replace(row, tile=(64, 64, 320, 256))
     return replace(row, tile=(row.tile[0], 64, 192, 128)) if row.op in MLA else row
 
 

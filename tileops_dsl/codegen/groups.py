@@ -9,7 +9,7 @@ from tileops_dsl.codegen import role_statements as roles
 from tileops_dsl.codegen.moves import coordinates, copy, hint, load_tile, store_pairs
 from tileops_dsl.codegen.products import box_index, each_box, product, settle, turn_phase, wait_for_box
 from tileops_dsl.codegen.writer import Writer
-from tileops_dsl.schedule import At, Await, Issue, Meet, One, Retire, Sync
+from tileops_dsl.schedule import At, Await, Issue, Meet, One, Release, Retire, Sync
 
 
 def declare(w: Writer) -> None:
@@ -24,7 +24,8 @@ def body(w: Writer, stmts) -> None:
     """Waits for all boxes of a product's operand stand in its loop."""
     waits: list[Await] = []
     stmts = _joined(stmts)
-    for stmt, w.following in zip(stmts, [*stmts[1:], None], strict=True):
+    for before, stmt, w.following in zip([None, *stmts], stmts, [*stmts[1:], None]):
+        w.issuing = isinstance(before, Issue) and isinstance(before.op, ir.Gemm)
         w.quote(stmt.location.caller or stmt.location)
         into = isinstance(stmt, Issue) and isinstance(stmt.op, ir.Gemm) and len(waits) == len(plan.boxes(stmt.op.b)) > 1
         if waits and not into and not (isinstance(stmt, Await) and _follows(stmt, waits[-1])):
@@ -203,10 +204,15 @@ def _one(w: Writer, stmt: One) -> None:
         _load_rows(w, list(loads))
 
 
+def _release(w: Writer, stmt: Release) -> None:
+    w.line(f"arrive({stmt.barrier} + {stmt.index.value}, {w.site(stmt)});")
+
+
 STATEMENTS = roles.STATEMENTS | {
     At: _at,
     Issue: _issue,
     One: _one,
+    Release: _release,
     Retire: _retire,
     ir.Copy: _copy,
     ir.If: _if,

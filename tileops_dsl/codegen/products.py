@@ -16,17 +16,19 @@ def product(w: Writer, stmt: Issue, waits: list[Await] = ()) -> None:
     gemm = stmt.op
     several = sum(isinstance(s, ir.Gemm) for s in ir.walk(w.kernel.body)) > 1  # each has its names for itself
     with w.block("") if several else nullcontext():
-        blocks = w.kernel.layouts[gemm.c].rows // 64
+        c, first = ir.buffer_of(gemm.c), gemm.c.origin[1].value if isinstance(gemm.c, ir.View) else 0
+        blocks = w.kernel.layouts[c].rows // 64
         operands, b = operand_a(w, gemm, blocks), Operand(plan.tile_layout(w.kernel, gemm.b), not gemm.transpose_b)
         columns = plan.own_columns(w.kernel, gemm.c.shape[1])
         matrix(w, "b", gemm.b, b, w.part(b.skip(columns) // b.tile.element_bytes))
-        to = f"h * {w.span(columns)}" if blocks > 1 else "0"
-        word = f"wgmma<{columns}>({gemm.c.name}, {to}, {operands}, b + {step(b)}, {accumulate(w, gemm.clear)}"
+        to = f"h * {w.span(columns)}" if blocks > 1 else w.span(first) if first else "0"
+        word = f"wgmma<{columns}>({c.name}, {to}, {operands}, b + {step(b)}, {accumulate(w, gemm.clear)}"
         steps = b.steps // max(len(waits), 1)
         with each_box(w, len(waits)) as box:
             if waits:
                 wait_for_box(w, waits[0], box)
-            w.line(f"wgmma_fence({w.site(stmt)});")
+            if not w.issuing:
+                w.line(f"wgmma_fence({w.site(stmt)});")
             word = f"{word}, {w.site(stmt)});"
             first, end = (f"box * {steps}", f"box * {steps} + {steps}") if box else (0, steps)
             if blocks == 1:
@@ -46,8 +48,8 @@ def settle(w: Writer, gemms) -> None:
         w.line(f"fence_operand({tile.name});")
 
 
-def _fragments(gemms) -> list[ir.Tile]:
-    return [tile for gemm in gemms for tile in (gemm.c, gemm.a) if tile.scope == "fragment"]
+def _fragments(gemms) -> list[ir.Buffer]:
+    return [ir.buffer_of(tile) for gemm in gemms for tile in (gemm.c, gemm.a) if tile.scope == "fragment"]
 
 
 def wait_for_box(w: Writer, first: Await, box: str) -> None:

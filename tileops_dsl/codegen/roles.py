@@ -10,7 +10,7 @@ from tileops_dsl.codegen.arithmetic import arithmetic, ceil_divided
 from tileops_dsl.codegen.expressions import CTYPES
 from tileops_dsl.codegen.writer import Writer
 from tileops_dsl.instruction_layouts import SharedTile
-from tileops_dsl.schedule import Await, Role
+from tileops_dsl.schedule import Await, Issue, Role
 
 
 def emit_roles(kernel: ir.Kernel, name: str, struct: str) -> tuple[str, dict[int, str]]:
@@ -20,13 +20,15 @@ def emit_roles(kernel: ir.Kernel, name: str, struct: str) -> tuple[str, dict[int
     w = Writer(kernel, fragments=group_fragments, statements=how.STATEMENTS, body=how.body)
     _frame(w)
     (groups.declare if kernel.grid else count_tiles)(w)
-    for i, role in enumerate(kernel.roles):
-        w.line("} else {" if i else f"if (group == {role.groups[0]}) {{")
+    for i, role in enumerate(sorted(kernel.roles, key=lambda role: not role.loads)):
+        last = i == len(kernel.roles) - 1
+        w.line("} else " * (i > 0) + (f"if (group == {role.groups[0]}) " * (not last or i == 0)) + "{")
         w.depth, w.role = w.depth + 1, role
-        if not of_groups:
-            change = "increase" if len(role.groups) > 1 else "decrease"  # one consumer begins with half the register file
-            w.line(f"register_budget_{change}<{role.registers}>({w.site_at(kernel.location)});")
-        (_producer if role.warp is not None else _consumer)(w, role)
+        loading = any(other.loads for other in kernel.roles)
+        if not of_groups or loading:
+            more = not role.loads if loading else len(role.groups) > 1  # one consumer begins with half the register file
+            w.line(f"register_budget_{'increase' if more else 'decrease'}<{role.registers}>({w.site_at(kernel.location)});")
+        (_loader if role.loads else _producer if role.warp is not None else _consumer)(w, role)
         w.depth -= 1
     w.line("}")
     if kernel.ctas > 1:
@@ -94,6 +96,16 @@ def _producer(w: Writer, role: Role) -> None:
         _declare_progress(w, [b for b in w.kernel.barriers if b.common])
         w.body(w, role.body)
     w.line(f"sync_warp({w.site_at(where)});")
+
+
+def _loader(w: Writer, role: Role) -> None:
+    """Of T.ws, the group that only loads: its first warp, or all of them, each of which has boxes of rows."""
+    w.line("const int warp = warp_index() % 4;")
+    of_rows = any(s.op.box_row for s in ir.walk(role.body, Issue))
+    with nullcontext() if of_rows else w.block("if (warp == 0)"):
+        told = [b for b in w.kernel.barriers if b.name in {s.barrier for s in ir.walk(role.body, Await)}]
+        w.line(f"int {', '.join(f'{w.phase(b.ring)} = -1' for b in told)};  // the first waits pass")
+        w.body(w, role.body)
 
 
 def _consumer(w: Writer, role: Role) -> None:

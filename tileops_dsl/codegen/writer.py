@@ -26,6 +26,7 @@ class Writer(Emitter):
     bound: set[ir.Var] = field(default_factory=set)  # loop variables that have a value
     flying: tuple[ir.Gemm, ...] = ()  # products of T.ws that may be unfinished
     following: ir.Stmt | None = None  # in T.ws, behind the one that is being written
+    issuing: bool = False  # in T.ws, whether the statement before is a product, so that no register has been touched since
 
     def quote(self, location: ir.Location) -> None:
         """The program's line above its block; once where several blocks follow each other."""

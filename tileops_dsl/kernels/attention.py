@@ -41,7 +41,9 @@ def load(tensor, place, tile, *columns):
 
 def scores(q_tile, q_rope, k, s, rope, *columns):
     """s = q k^T, columns in the order in which they land. Behind the first, all earlier products of the group are done."""
-    T.wait(T.wgmma_gemm(q_rope, k[:, rope], s, transpose_B=True, clear_accum=True), pending=1)
+    first = T.wgmma_gemm(q_rope, k[:, rope], s, transpose_B=True, clear_accum=True)
+    T.wait(first, pending=2)
+    T.wait(first, pending=1)
     for piece in columns:
         done = T.wgmma_gemm(q_tile[:, piece], k[:, piece], s, transpose_B=True)
     T.wait(done)
@@ -50,9 +52,14 @@ def scores(q_tile, q_rope, k, s, rope, *columns):
 def maximum(s, top, key, limit, fewest):
     """top = the maxima of the rows, without the keys from `limit` on."""
     with T.If(key + s.shape[1] > fewest):
-        for r, c in T.Parallel(*s.shape):
-            s[r, c] = T.if_then_else(key + c < limit[r], s[r, c], -T.infinity())
+        hide(s, key, limit)
     T.reduce_max(s, top)
+
+
+def hide(s, key, limit):
+    """Scores of keys from `limit` on count for nothing."""
+    for r, c in T.Parallel(*s.shape):
+        s[r, c] = T.if_then_else(key + c < limit[r], s[r, c], -T.infinity())
 
 
 def raise_maximum(top, peak, factor, scale_log2):
@@ -65,11 +72,16 @@ def raise_maximum(top, peak, factor, scale_log2):
 
 def take(s, p, sums, peak, factor, scale_log2):
     """s = P, against the maximum; the row sums take it; P in the other dtype."""
-    for r, c in T.Parallel(*s.shape):
-        s[r, c] = T.exp2(s[r, c] * scale_log2 - peak[r])
+    exponentials(s, peak, scale_log2)
     scale(sums, factor)
     T.reduce_sum(s, sums, clear=False, partial=True)
     assign(p, s)
+
+
+def exponentials(s, peak, scale_log2):
+    """s = P, against the maximum."""
+    for r, c in T.Parallel(*s.shape):
+        s[r, c] = T.exp2(s[r, c] * scale_log2 - peak[r])
 
 
 def scale(vector, factor):

@@ -13,6 +13,7 @@ from tileops_dsl.kernels.mla_decode_config import MlaConfig
 def mla_decode(config: MlaConfig):
     (bm, bn, d, dv), x, f32 = config.tile, config.x, "float32"
     left, right, rope, row = slice(0, dv // 2), slice(dv // 2, dv), slice(dv, d), ((bm,), "float32")
+    halves = slice(dv // 2, 3 * dv // 4), slice(3 * dv // 4, dv)  # of the right columns
     n, rows, pages, page, table = T.dynamic("n, rows, pages, page, table", "int32")
     parts, splits, heads, sq = T.dynamic("parts, splits, heads, sq", "int32")
 
@@ -33,15 +34,15 @@ def mla_decode(config: MlaConfig):
         causal: T.Scalar("int32"),
         scale_log2: T.Scalar("float32"),  # scale * log2(e), positive
     ):
-        with T.Kernel(T.ceildiv(rows, bm), parts, threads=256) as (tile, part):
+        with T.Kernel(T.ceildiv(rows, bm), parts, threads=384) as (tile, part):
             q_tile, first = T.alloc_shared((bm, d), x, box=64), tile * bm
             k0, k1 = T.alloc_shared((bn, d), x, box=64), T.alloc_shared((bn, d), x, box=64)
             p0, p1 = T.alloc_shared((bm, bn), x), T.alloc_shared((bm, bn), x, alias=q_tile[:, rope])
             o_tile = T.alloc_shared((bm, dv), x, alias=q_tile[:, 0:dv])
-            peak0, factor0, sums0, peak1, factor1, sums1, top1 = (T.alloc_shared(*row) for _ in range(7))
+            peak0, factor0, sums0, peak1, factor1, sums1 = (T.alloc_shared(*row) for _ in range(6))
             with T.ws(0, 1):
                 o, o_half = T.alloc_fragment((bm, dv // 2), f32), T.alloc_fragment((bm, dv // 2), x)
-                s, p_half, late = T.alloc_fragment((bm, bn), f32), T.alloc_fragment((bm, bn), x), T.alloc_fragment((bm, bn), x)
+                s, p_half = T.alloc_fragment((bm, bn), f32), T.alloc_fragment((bm, bn), x)
                 peak, top, sums, factor, other = (T.alloc_fragment(*row) for _ in range(5))
                 q_rope, limit = T.alloc_fragment((bm, d - dv), x), T.alloc_fragment((bm,), "int32")
             for request in T.Pipelined(schedule[part, 0], schedule[part, 2] + 1, num_stages=1):
@@ -58,60 +59,65 @@ def mla_decode(config: MlaConfig):
                     T.copy(q_tile[:, rope], q_rope)
                     T.fill(peak, -1e30)  # finite, so that a row that has seen no key has P = exp2(-inf + 1e30) = 0
                     T.fill(sums, 0.0)
-                    steps.limits(limit, first, length, end * bn, heads, sq, causal)
                 for i in T.Pipelined(begin, end, 2, num_stages=1):
                     place0, place1 = steps.blocks(config, block_table, request, i, end, length, page, unit, inverse)
-                    with T.ws(0):
-                        steps.load(kv_cache, place0, k0, rope, left)
-                        steps.load(kv_cache, place1, k1, left)
-                    with T.ws(1):
-                        steps.load(kv_cache, place1, k1, rope, right)
-                        steps.load(kv_cache, place0, k0, right)
+                    with T.ws(2):  # in the order in which what was there before has been read
+                        steps.load(kv_cache, place0, k0, rope)
+                        steps.load(kv_cache, place1, k1, rope)
+                        steps.load(kv_cache, place0, k0, left, right)
+                        steps.load(kv_cache, place1, k1, *halves, left)
                     with T.ws(0):
                         steps.scores(q_tile, q_rope, k0, s, rope, left, right)
-                        steps.maximum(s, top, i * bn, limit, fewest)
+                        with T.If(i * bn + bn > fewest):
+                            steps.limits(limit, first, length, end * bn, heads, sq, causal)
+                            steps.hide(s, i * bn, limit)
+                        T.reduce_max(s, top)
                         steps.raise_maximum(top, peak, factor, scale_log2)
                         T.copy(peak, peak0)
                         T.copy(factor, factor0)
-                        T.copy(peak0, peak)  # lest the exponentials run ahead of what group 1 waits for
-                        steps.take(s, p_half, sums, peak, factor, scale_log2)
+                        steps.exponentials(s, peak, scale_log2)
+                        steps.assign(p_half, s)
+                        T.copy(p_half, p0)
+                        steps.scale(sums, factor)
                         with T.If(i > begin):  # before, o holds nothing
                             steps.rescale(o, factor)
                         steps.clear_tail(k0, left, length - i * bn)
                         own0 = T.wgmma_gemm(p_half, k0[:, left], o, clear_accum=i == begin)
+                        T.reduce_sum(s, sums, clear=False, partial=True)
                     with T.ws(1):
                         steps.scores(q_tile, q_rope, k1, s, rope, right, left)
-                        steps.maximum(s, top, i * bn + bn, limit, fewest)
-                        T.copy(top, top1)  # through memory, lest ptxas moves the maximum behind the wait for peak0
+                        with T.If(i * bn + 2 * bn > fewest):
+                            steps.limits(limit, first, length, end * bn, heads, sq, causal)
+                            steps.hide(s, i * bn + bn, limit)
+                        T.reduce_max(s, top)
+                        T.copy(factor0, other)
+                        steps.scale(sums, other)
+                        with T.If(i > begin):
+                            steps.rescale(o, other)
+                        steps.clear_tail(k0, right, length - i * bn)
+                        cross1 = T.wgmma_gemm(p0, k0[:, right], o, clear_accum=i == begin)
                         T.copy(peak0, peak)
-                        T.copy(top1, top)
                         steps.raise_maximum(top, peak, factor, scale_log2)
                         T.copy(peak, peak1)
                         T.copy(factor, factor1)
-                        T.copy(peak1, peak)
-                        T.copy(factor0, other)
-                        steps.scale(factor, other)
-                        steps.take(s, p_half, sums, peak, factor, scale_log2)
-                        with T.If(i > begin):  # before, o holds nothing
-                            steps.rescale(o, factor)
-                        steps.clear_tail(k0, right, length - i * bn)
-                        steps.clear_tail(k1, right, length - i * bn - bn)
+                        steps.exponentials(s, peak, scale_log2)
+                        steps.assign(p_half, s)
+                        T.wait(cross1)
                         T.copy(p_half, p1)
-                        own1 = T.wgmma_gemm(p_half, k1[:, right], o, clear_accum=i == begin)
+                        steps.scale(sums, factor)
+                        steps.rescale(o, factor)
+                        steps.clear_tail(k1, right, length - i * bn - bn)
+                        for half in halves:  # each can be loaded anew when its product is done
+                            T.wgmma_gemm(p_half, k1[:, half], o[:, half.start - right.start : half.stop - right.start])
+                        T.reduce_sum(s, sums, clear=False, partial=True)
                     with T.ws(0):
                         T.copy(factor1, other)
                         T.copy(peak1, peak)
-                        steps.times(s, other)
-                        steps.assign(late, s)
-                        T.copy(late, p0)
                         steps.scale(sums, other)
                         T.wait(own0)
                         steps.rescale(o, other)
                         steps.clear_tail(k1, left, length - i * bn - bn)
                         T.wgmma_gemm(p1, k1[:, left], o)
-                    with T.ws(1):
-                        T.wgmma_gemm(p0, k0[:, right], o)
-                        T.wait(own1)
                 for group, mine in ((0, sums0), (1, sums1)):
                     with T.ws(group):
                         T.reduce_sum(sums, top)

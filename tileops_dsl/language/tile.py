@@ -219,8 +219,14 @@ def gemm(
 
 
 def wgmma_gemm(a: Fragment, b: Fragment, c: Fragment, *, transpose_A=False, transpose_B=False, clear_accum=False) -> Token:
-    """T.gemm by each group of T.ws for itself, all rows; a and b may be views of shared tiles."""
+    """T.gemm by each group of T.ws for itself, all rows; a and b may be views of shared tiles, and c columns of a fragment."""
     return Token(_product(a, b, c, transpose_A, transpose_B, GemmWarpPolicy.FullRow, clear_accum, 0))
+
+
+def _has_whole_registers(c: ir.View) -> bool:
+    """Whether T.ws has it, and it begins at a multiple of 8 columns."""
+    first = c.origin[1]
+    return bool(builder().groups) and isinstance(first, ir.Const) and first.value % 8 == 0
 
 
 def _product(a, b, c, transpose_A, transpose_B, policy, clear_accum, stage) -> ir.Gemm:
@@ -231,7 +237,8 @@ def _product(a, b, c, transpose_A, transpose_B, policy, clear_accum, stage) -> i
     in_registers = a.buffer.scope == "fragment"
     one_group = builder().kernel["threads"] == 128 and not in_registers and not builder().groups
     b_there = b.buffer.scope == "shared" or one_group
-    if not b_there or any(is_cut(t.buffer) for t in (a, b, c)) or (in_registers and transpose_A):
+    cut = any(is_cut(t.buffer) for t in (a, b)) or (is_cut(c.buffer) and not _has_whole_registers(c.buffer))
+    if not b_there or cut or (in_registers and transpose_A):
         problem = "a product takes b from shared memory and a from there or from a whole fragment, as it lies"
         instead = "T.alloc_shared tiles and a fragment (which may be b, where T.Kernel has 128 threads and a is shared)"
         raise TileError(problem, instead, where)

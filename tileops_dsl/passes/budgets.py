@@ -9,15 +9,20 @@ from tileops_dsl.targets import Target
 
 WORDS = 44  # for addresses and loop state, beside the fragments: with 43 a gemm's tile of 256 x 128 was spilled
 FEWEST = 24  # the same where products follow each other, as in attention, whose end has no switches: 192 x 128 x 64 has 24
+LOADING = 24  # for a group of T.ws that only loads
 PRODUCT = 26  # that an instruction needs beside its accumulators, of those that a thread starts with (ptxas error C7602)
 
 
 def whole_share(kernel: ir.Kernel, target: Target) -> ir.Kernel:
-    """Of groups that T.ws names, each keeps what it starts with."""
+    """Of groups that T.ws names, each keeps what it starts with; one that only loads hands on what it does not need."""
     have, needed = min(target.registers_per_cta // kernel.threads, target.registers_per_thread), live_words(kernel) + WORDS
+    loading = sum(role.loads for role in kernel.roles)
+    if loading:  # then the others have no addresses of what is loaded
+        start, others = have // 8 * 8, len(kernel.roles) - loading
+        have, needed = min((start * len(kernel.roles) - LOADING * loading) // others // 8 * 8, 240), live_words(kernel) + FEWEST
     problem = f"fragments and addresses need {needed} registers a thread, which has {have}"
     require(needed <= have, problem, "a smaller tile", kernel.location)
-    return replace(kernel, roles=tuple(replace(role, registers=have) for role in kernel.roles))
+    return replace(kernel, roles=tuple(replace(r, registers=LOADING if r.loads else have) for r in kernel.roles))
 
 
 def budget_registers(kernel: ir.Kernel, target: Target) -> ir.Kernel:

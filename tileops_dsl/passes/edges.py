@@ -3,7 +3,8 @@
 The program runs in its order, for a few iterations of each loop and with every condition true. Two accesses of a box by two
 groups, of which one writes, are an edge from the completion of the first to the begin of the second, unless what the second
 group knows by then implies it. What it knows is a clock: for each group, the step that this one has reached. A load is never
-the second: it is issued at the first step at which its group knows that all earlier accesses of the box are complete.
+the second: it is issued at the first step at which its group knows that all earlier accesses of the box are complete; or, of a
+group that only loads, once the group that read the box last has known it and told so.
 """
 
 from dataclasses import dataclass, field, replace
@@ -22,6 +23,7 @@ class Step:
 
     group: int
     index: int  # among the steps of its group
+    time: int  # among all
     stmt: ir.Stmt
     values: Values
     around: tuple[ir.If | ir.Pipelined, ...]  # what it stands in, outermost first
@@ -65,6 +67,7 @@ class Ready:
 class Refill:
     """A load is issued in front of `at`: for that iteration, or for the next one of the loop over `ahead`.
 
+    By the load's group; or there another one tells that group, which `told` is.
     Without `at`, for the first iteration of all, in front of everything. What stands in a loop leaves its first iteration to
     what stands outside, unless it is the load's own place.
     """
@@ -74,12 +77,14 @@ class Refill:
     ahead: str | None
     group: int
     stored: bool  # stores that read the box are waited for in front of it
+    told: bool
 
 
 def find(kernel: ir.Kernel) -> "Edges":
     for loop in (loop for loop in ir.walk(kernel.body, ir.Pipelined) if loop.num_stages > 1 or loop.pending):
         raise TileError("stages of a loop with T.ws: a box has one so far", "num_stages=1", loop.location)
-    found, outer = Edges(len(kernel.roles)), list(ir.walk(kernel.body, ir.If | ir.Pipelined))
+    loading = {role.groups[0] for role in kernel.roles if role.loads}
+    found, outer = Edges(len(kernel.roles), loading), list(ir.walk(kernel.body, ir.If | ir.Pipelined))
     for stmt in outer:
         for inner in ir.walk(stmt.body):
             found.around[inner] = (*found.around.get(inner, ()), stmt)
@@ -97,7 +102,8 @@ def find(kernel: ir.Kernel) -> "Edges":
 class Edges:
     """What is found while the program runs; dicts without values are ordered sets."""
 
-    def __init__(self, groups: int):
+    def __init__(self, groups: int, loading: set[int]):
+        self.loading = loading  # groups that only load
         self.ready: list[Ready] = []
         self.refills: list[Refill] = []
         # In front of a statement, all but so many products are waited for, after which these are finished.
@@ -117,7 +123,8 @@ class Edges:
     def step(self, group: int, stmt: ir.Stmt, values: Values) -> None:
         own = self.steps[group]
         clock, met = (own[-1].clock, own[-1].met) if own else ({}, -1)
-        step = Step(group, len(own), stmt, values, self.around.get(stmt, ()), {**clock, group: len(own)}, met)
+        time = sum(map(len, self.steps))
+        step = Step(group, len(own), time, stmt, values, self.around.get(stmt, ()), {**clock, group: len(own)}, met)
         own.append(step)
         self.retire(step)
         reads, writes = shared_boxes(stmt)
@@ -144,7 +151,7 @@ class Edges:
         else:
             touched = {ir.buffer_of(tile) for tiles in accesses(stmt) for tile in tiles if tile.scope == "fragment"}
             touched |= set() if is_load(stmt) else set(shared_boxes(stmt)[1])
-            used = [{p.stmt.a, p.stmt.c, *shared_boxes(p.stmt)[0]} for p in flying]
+            used = [{p.stmt.a, ir.buffer_of(p.stmt.c), *shared_boxes(p.stmt)[0]} for p in flying]
             count = max((n + 1 for n, of_product in enumerate(used) if touched & of_product), default=0)
         if count > 0:
             finished, flying[:count] = flying[:count], []
@@ -161,8 +168,8 @@ class Edges:
         if is_store(first.stmt) and not (is_load(second.stmt) and first.group == second.group):
             self.stored[first.stmt] = None
             self.exchanges |= {first.stmt: None} if first.group == second.group else {}
-        if is_load(second.stmt):
-            second.after.append(first)
+        if is_load(second.stmt):  # who has read what an earlier load brought knows that one to be complete
+            second.after += [first] if not is_load(first.stmt) or second.group not in self.loading else []
         elif is_load(first.stmt):
             if not any(second.clock.get(step.group, 0) > step.index for step in first.awaited):
                 _check_conditions(first, second)
@@ -230,26 +237,28 @@ def _refills(found: Edges) -> list[Refill]:
     """Each load at its first step; of the first iteration of a loop, outside of that loop."""
     places: dict[ir.Copy, dict[tuple, Refill]] = {}
     for load in (step for own in found.steps for step in own if is_load(step.stmt)):
-        at = _first(found, load) if load.after else None
+        told = load.group in found.loading
+        group = max(load.after, key=lambda step: step.time).group if told and load.after else load.group
+        at = _first(found, load, group) if load.after else None
         ahead = [n for n, v in load.values.items() if at and at.values.get(n, v) != v]
-        refill = Refill(load.stmt, at and at.stmt, *ahead or [None], load.group, load.stored)
+        refill = Refill(load.stmt, at and at.stmt, *ahead or [None], group, load.stored, told)
         places.setdefault(load.stmt, {})[refill.at, refill.ahead] = refill
     own_place = {load: [r for r in at.values() if r.at is load] for load, at in places.items()}
     return [refill for load, at in places.items() for refill in own_place[load] or at.values()]
 
 
-def _first(found: Edges, load: Step) -> Step:
-    """The step in front of which the load is issued: not early where stores that read the box are to be waited for."""
-    own, values = found.steps[load.group], load.values
-    end = min((step.index for step in load.awaited if step.group == load.group), default=len(own) - 1)
+def _first(found: Edges, load: Step, group: int) -> Step:
+    """The group's step in front of which the load may be issued: not early where stores that read the box are to be waited for."""
+    own, values = found.steps[group], load.values
+    end = min((step.index for step in load.awaited if step.group == group), default=len(own) - 1)
     for step in (step for step in own[load.index if load.stored else 0 : end + 1] if not step.conditions):
         then = step.values
         outside = then.keys() < values.keys() or then == values or list(then.items())[:-1] == list(values.items())[:-1]
         if outside and all(step.knows(other) and found.met(step, other) for other in load.after):
             return step
-    unmet = [o.stmt for o in load.after if o.group == load.group and o.by_threads and o.stmt not in found.exchanges]
+    unmet = [o.stmt for o in load.after if o.group == group and o.by_threads and o.stmt not in found.exchanges]
     if unmet:  # no other barrier will do: the group's threads meet behind their accesses
         found.exchanges |= dict.fromkeys(unmet)
-        return _first(found, load)
-    problem = f"group {load.group} cannot know when what {load.stmt.dst.name} holds has been read"
+        return _first(found, load, group)
+    problem = f"group {group} cannot know when what {load.stmt.dst.name} holds has been read"
     raise TileError(problem, "T.wait behind the product that reads it last", load.stmt.location)

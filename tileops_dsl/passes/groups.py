@@ -7,7 +7,7 @@ from tileops_dsl.errors import require
 from tileops_dsl.passes import edges
 from tileops_dsl.passes.stores import chunked, last_wait
 from tileops_dsl.plan import boxes, flying, is_load, is_store
-from tileops_dsl.schedule import At, Await, Fence, Issue, Meet, One, Retire, Ring, Role, Sync
+from tileops_dsl.schedule import At, Await, Fence, Issue, Meet, One, Release, Retire, Ring, Role, Sync
 from tileops_dsl.targets import Target
 
 
@@ -27,7 +27,7 @@ class _Group:
         self.refills = [refill for refill in found.refills if refill.group == self.group]
 
     def role(self) -> Role:
-        first = [self.refill(refill) for refill in self.refills if refill.at is None]
+        first = [self.refill(refill) for refill in self.refills if refill.at is None and not refill.told]
         body = self.body(self.before_role.body)
         stores = [stmt for stmt in ir.walk(self.before_role.body) if is_store(stmt) and stmt not in self.found.stored]
         return replace(self.before_role, body=(*first, *body, *last_wait(stores)))
@@ -39,7 +39,7 @@ class _Group:
             out += self.in_front(stmt)
             if isinstance(stmt, ir.Gemm):
                 out.append(Issue(where, stmt, ir.ZERO))
-            elif is_store(stmt):
+            elif is_store(stmt) or (is_load(stmt) and self.before_role.loads):
                 out.append(One(where, (Issue(where, stmt, ir.ZERO),)))
             elif hasattr(stmt, "body") and not isinstance(stmt, ir.Parallel):
                 inner = replace(stmt, body=self.body(stmt.body))
@@ -51,14 +51,15 @@ class _Group:
 
     def in_front(self, stmt: ir.Stmt) -> list[ir.Stmt]:
         where, ready = stmt.location, enumerate(self.found.ready, 1)
+        if self.before_role.loads:
+            return [Await(where, *_free(stmt))] if is_load(stmt) else []
         out = [Meet(where, number, True) for number, r in ready if same(r.second, stmt) and r.groups[1] == self.group]
         retires = (retire for waits, retire in self.found.retires.items() if same(waits, stmt))
         out += [Retire(where, "product", pending, (), tuple(of)) for pending, of in retires]
         out += [self.refill(refill) for refill in self.refills if refill.at and same(refill.at, stmt)]
-        for load, waiting in self.found.full.items():
-            names = [(f"{root.name}_full", ir.Const("int32", n)) for root, n in boxes(load.dst)]
-            out += [Await(where, *name) for name in names if any(same(one, stmt) for one in waiting)]
-        return out
+        loads = [load for load, waiting in self.found.full.items() if any(same(one, stmt) for one in waiting)]
+        landed = sorted((f"{root.name}_full", n) for load in loads for root, n in boxes(load.dst))
+        return out + [Await(where, barrier, ir.Const("int32", n)) for barrier, n in landed]
 
     def behind(self, stmt: ir.Stmt) -> list[ir.Stmt]:
         where, ready = stmt.location, enumerate(self.found.ready, 1)
@@ -68,13 +69,14 @@ class _Group:
         return out + [Meet(where, number, r.both) for number, r in ready if same(r.first, stmt) and r.groups[0] == self.group]
 
     def refill(self, refill: edges.Refill) -> ir.Stmt:
-        """By one thread, if there is such an iteration."""
+        """By one thread, if there is such an iteration: the load, or word to the group that loads."""
         load, where = refill.load, refill.load.location
         own_place = refill.at is load
         problem = f"{load.dst.name} is loaded in boxes of rows, over what a store of the group reads"
         require(not (load.box_row and refill.stored), problem, "a tile of its own", where)
         reads = [Retire(where, "read", 0)] if refill.stored else []
-        out: ir.Stmt = One(where, (*reads, Issue(where, load, ir.ZERO)))
+        what = Release(where, *_free(load)) if refill.told else Issue(where, load, ir.ZERO)
+        out: ir.Stmt = One(where, (*reads, what))
         around = [outer for outer in self.found.around.get(load, ()) if isinstance(outer, ir.Pipelined)]
         names = [loop.var.name for loop in around]
         if refill.at is not None and refill.ahead is None:
@@ -84,6 +86,12 @@ class _Group:
             value = ir.call("add", loop.var, loop.step) if refill.ahead and n == first else loop.start
             out = At(where, loop.var, value, (ir.If(where, ir.call("lt", loop.var, loop.extent), (out,)),))
         return out
+
+
+def _free(load: ir.Copy) -> tuple[str, ir.Const]:
+    """The barrier at which the group that loads waits for all of the load's boxes: the first one's."""
+    root, first = boxes(load.dst)[0]
+    return f"{root.name}_free", ir.Const("int32", first)
 
 
 def _fenced_late(body: list[ir.Stmt]) -> list[ir.Stmt]:

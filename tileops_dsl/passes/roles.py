@@ -3,7 +3,7 @@
 Consumers are as many groups as `threads` has, each with its rows of the tiles, or with every other tile. If a T.Pipelined loop
 copies tiles into shared memory that nobody else writes, one thread of a producer group in front issues these copies, and those
 that the tile loop makes of such tiles. All other statements are the consumers'; the loops and conditions around are repeated in
-each role. With T.ws roles are as written: one for each group, without a producer.
+each role. With T.ws roles are as written: one for each group, of which one may do nothing but load.
 """
 
 from dataclasses import replace
@@ -72,7 +72,8 @@ def _as_written(kernel: ir.Kernel, target: Target):
             for tile in (t for t in accesses(stmt)[0] if t.scope == "fragment" and ir.buffer_of(t) not in written):
                 problem = f"group {group} reads {tile.name}, which it never writes: each group has fragments of its own"
                 raise TileError(problem, "T.alloc_shared, and T.copy into it and out of it", stmt.location)
-        yield Role(f"group {group}", (group,), None, body)
+        loads = all(is_load(stmt) for stmt in ir.walk(body) if not hasattr(stmt, "body"))
+        yield Role(f"group {group}", (group,), None, body, loads=loads)
 
 
 def _check_kernel(kernel: ir.Kernel, target: Target) -> None:

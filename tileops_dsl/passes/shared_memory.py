@@ -6,7 +6,7 @@ their alignment leaves no gaps.
 
 The mbarriers have their arrivals and bytes here; their ends stand in the schedule. Between producer and consumers each
 ring has `full` (its copies have arrived) and `empty` (its products have read); for loads that a group issues itself, there is
-`full` only.
+`full` only, and where a group of T.ws only loads, `free` for each of its loads, at the place of its first box.
 """
 
 from dataclasses import replace
@@ -15,7 +15,7 @@ from tileops_dsl import ir
 from tileops_dsl.instruction_layouts import SharedTile
 from tileops_dsl.layouts import VectorisedRows
 from tileops_dsl.plan import boxes, consumers, copies, feeds_itself, is_common, loads_of, peers, readers, stages
-from tileops_dsl.schedule import Barrier
+from tileops_dsl.schedule import Barrier, op_of
 from tileops_dsl.targets import Target
 
 
@@ -57,6 +57,9 @@ def _barriers(kernel: ir.Kernel):
         if feeds_itself(kernel):  # a barrier for each box
             (tile,), count = ring.buffers, len(boxes(ring.buffers[0]))
             yield Barrier(f"{ring.prefix}full", "full", ring, True, count, 1, kernel.layouts[tile].bytes // count)
+            told = {load for role in kernel.roles if role.loads for load in map(op_of, ir.walk(role.body))}
+            if told.intersection(loads):
+                yield Barrier(f"{ring.prefix}free", "empty", ring, True, count, 1, 0)
             continue
         expected = sum(kernel.layouts[load.dst].bytes for load in loads)
         yield Barrier(f"{ring.prefix}full", "full", ring, common, 1 if common else groups, 1, expected)

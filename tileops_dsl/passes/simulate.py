@@ -299,7 +299,7 @@ class Agent:
         key = barrier.ring.name if barrier.common and not by_box else (barrier.ring.name, stage)
         parity = self.phase.get(key, 0) ^ (barrier.kind == "empty")
         if by_box or not barrier.common:
-            self.phase[key] = parity ^ 1
+            self.phase[key] = self.phase.get(key, 0) ^ 1
         state = self.machine.barrier(self.cta, self.copy, barrier, stage)
         return lambda: state.phase != parity
 
@@ -317,6 +317,10 @@ class Agent:
         stage = stage if which == "this" else (stage - 1) % barrier.ring.stages
         for cta in told:
             self.machine.barrier(cta, self.copy, barrier, stage).count(1, barrier.bytes)
+
+    def on_release(self, event: Event):
+        (barrier, _), box = self.slot(event), event.stmt.index.value
+        self.machine.barrier(self.cta, self.copy, barrier, box).count(1, 0)
 
     def on_sync(self, event: Event):
         if event.stmt.all_groups:
@@ -358,7 +362,7 @@ class Reading:
     def __init__(self, agent: Agent, event: Event, places: list):
         self.agent, self.event, self.places, self.pending = agent, event, places, True
         self.known = False  # the statements that follow see its registers
-        self.registers = {event.op.a, event.op.c} if isinstance(event.op, ir.Gemm) else set()
+        self.registers = {event.op.a, ir.buffer_of(event.op.c)} if isinstance(event.op, ir.Gemm) else set()
 
     def __call__(self) -> None:
         if self.pending:

@@ -72,7 +72,8 @@ def _product(table: dict, gemm: ir.Gemm, groups: int, across: int) -> None:
     if rows % (64 * groups) or columns % 8 or not 8 <= columns <= 256:
         problem = f"{gemm.c.name} has {rows} x {columns} elements for {groups} groups of 64 rows"
         raise TileError(problem, "64 rows for each 128 threads, and a multiple of 8 columns up to 256", gemm.location)
-    table.setdefault(gemm.c, WgmmaAccumulator(columns, rows // groups))
+    whole = ir.buffer_of(gemm.c)
+    table.setdefault(whole, WgmmaAccumulator(whole.shape[1] // across, rows // groups))
     for tile in (gemm.a, gemm.b):
         if tile.scope == "shared":
             table.setdefault(ir.buffer_of(tile), shared_tile(ir.buffer_of(tile), tile.shape[0], gemm.location))

@@ -154,7 +154,8 @@ def budgets(kernel: ir.Kernel, target: Target) -> None:
     total = sum(128 * role.registers * len(role.groups) for role in kernel.roles)
     words = plan.live_words(kernel)
     if plan.feeds_itself(kernel):
-        fits = total <= target.registers_per_cta and words + 44 <= kernel.roles[0].registers <= target.registers_per_thread
+        beside = 24 if any(role.loads for role in kernel.roles) else 44
+        fits = total <= target.registers_per_cta and words + beside <= kernel.roles[0].registers <= target.registers_per_thread
         require(fits, f"registers of {total} in all, {words} in fragments", "whole_share", kernel.location)
         return
     steps = all(24 <= role.registers <= 240 and role.registers % 8 == 0 for role in kernel.roles)
