@@ -31,7 +31,9 @@ def header(config: Config, kernel: ir.Kernel) -> str:
 def _threads(kernel: ir.Kernel) -> str:
     groups = plan.consumers(kernel).groups
     if plan.feeds_itself(kernel):
-        return f"{len(kernel.roles)} warp groups, which load and multiply"
+        loading = [str(role.groups[0]) for role in kernel.roles if role.loads]
+        how = f"of which {', '.join(loading)} loads and the others multiply" if loading else "which load and multiply"
+        return f"{len(kernel.roles)} warp groups, {how}"
     if kernel.barriers:
         how = "take tiles in turn" if plan.tile_loop(kernel).alternate else "multiply"
         part = ", some columns each" if plan.parts(kernel) > 1 else " each"
@@ -90,7 +92,7 @@ def _barrier(kernel: ir.Kernel, barrier: Barrier) -> str:
     count = f"{barrier.ring.stages} stage{'s' * (barrier.ring.stages > 1)}{copies}"
     groups, peers = plan.readers(kernel), plan.peers(kernel, barrier.ring)
     parts = f"{groups} group{'s' * (groups > 1)} x {f'{peers} CTAs' if peers > 1 else '4 warps'}"
-    arrivals = f"{barrier.arrivals}" + (f" ({parts})" if barrier.kind == "empty" else "")
+    arrivals = f"{barrier.arrivals}" + (f" ({parts})" if barrier.kind == "empty" and not plan.feeds_itself(kernel) else "")
     return f"  {barrier.name:14s} {count:20s} arrivals {arrivals}, bytes {barrier.bytes}"
 
 

@@ -56,41 +56,44 @@ def line(stmt: ir.Stmt) -> int:
 
 
 def test_each_group_has_its_statements(kernel):
-    assert [(role.name, role.groups, role.warp) for role in kernel.roles] == [("group 0", (0,), None), ("group 1", (1,), None)]
+    roles = [(role.name, role.groups, role.warp, role.loads) for role in kernel.roles]
+    assert roles == [(f"group {n}", (n,), None, n == 2) for n in range(3)]
     assert not [s for role in kernel.roles for s in ir.walk(role.body) if isinstance(s, ir.On | ir.Alloc)]
 
 
-def test_tiles_lie_where_the_golden_text_has_them(kernel):
+def test_tiles_lie_behind_each_other(kernel):
     offsets = {buffer.name: offset for buffer, offset in kernel.shared.items()}
     box = 64 * 128
     expected = {"q_tile": 0, "k0": 9 * box, "k1": 18 * box, "p0": 27 * box, "p1": 8 * box, "o_tile": 0, "peak0": 28 * box}
     assert {name: offsets[name] for name in expected} == expected
 
 
-def test_groups_tell_each_other_what_the_golden_text_has(found):
-    """Named barriers 1, 2, 4, 3 and 5 of mla_decode.cu."""
+def test_groups_tell_each_other(found):
+    """The maximum of block 0, P0, the maximum of block 1, P1, and both ways at the end."""
     ready = [(line(r.first), line(r.second), r.groups, r.both) for r in found.ready]
-    first = [(75, 86, (0, 1), False), (90, 102, (1, 0), False), (100, 111, (1, 0), False), (106, 113, (0, 1), False)]
-    assert ready == [*first, (118, 124, (1, 0), True)]
+    first = [(74, 87, (0, 1), False), (77, 92, (0, 1), False), (95, 107, (1, 0), False), (99, 112, (1, 0), False)]
+    assert ready == [*first, (116, 122, (1, 0), True)]
 
 
 @pytest.mark.parametrize(
-    "tile, columns, at, text, ahead",
+    "tile, columns, group, at, text, ahead",
     [
-        ("k0", 512, 71, "T.wait(done)", "i"),
-        ("k0", 0, 108, "T.wait(own0)", "i"),
-        ("k1", 0, 71, "T.wait(T.wgmma_gemm(q_rope", None),
-        ("k1", 512, 83, "T.wait(done)", "i"),
-        ("k1", 256, 114, "T.wait(own1)", "i"),
-        ("k0", 256, 83, "T.wait(T.wgmma_gemm(q_rope", None),
+        ("k0", 512, 0, 71, "T.wait(done)", "i"),
+        ("k1", 512, 1, 85, "T.wait(done)", "i"),
+        ("k0", 0, 0, 109, "T.wait(own0)", "i"),
+        ("k0", 256, 1, 98, "T.wait(cross1)", "i"),
+        ("k1", 256, 1, 85, "T.wait(first, pending=2)", None),
+        ("k1", 384, 1, 85, "T.wait(first, pending=1)", None),
+        ("k1", 0, 0, 71, "T.wait(first, pending=1)", None),
     ],
 )
-def test_boxes_are_refilled_where_the_golden_text_does(found, tile, columns, at, text, ahead):
+def test_who_read_a_box_last_tells_the_group_that_loads(found, tile, columns, group, at, text, ahead):
     loads = [r for r in found.refills if r.load.dst.buffer.name == tile and r.load.dst.origin[1].value == columns]
     first, inside, after = loads
-    assert first.at is None
+    assert first.at is None and all(refill.told for refill in loads)
     assert (line(inside.at), inside.ahead) == (at, ahead) and inside.at.location.text.startswith(text)
-    assert line(after.at) in (117, 125) and after.ahead == "request"  # behind the loop, for the next request
+    assert line(after.at) in (115, 123) and after.ahead == "request"  # behind the loop, for the next request
+    assert inside.group == after.group == group
 
 
 def test_queries_wait_for_what_is_stored_over_them(found):
@@ -99,18 +102,18 @@ def test_queries_wait_for_what_is_stored_over_them(found):
     for refill in found.refills:
         if refill.load.dst.buffer.name == "q_tile":
             places[refill.load.dst.origin[1].value].append(refill.at is refill.load or (refill.at and line(refill.at)))
-    assert places == {0: [True], 256: [True], 512: [None, 125]}
+    assert places == {0: [True], 256: [True], 512: [None, 123]}
 
 
 def test_products_are_waited_for(found):
     assert [(line(stmt), pending) for stmt, (pending, _) in found.retires.items()] == [
-        (71, 0), (83, 0), (108, 0), (114, 1), (71, 1), (83, 1), (125, 0), (125, 0),
+        (71, 0), (85, 0), (98, 0), (109, 0), (71, 1), (85, 2), (85, 1), (123, 0), (123, 0),
     ]  # fmt: skip
 
 
 def test_what_threads_write_is_fenced(found):
-    assert [line(stmt) for stmt in found.fences] == [80, 98, 99, 110, 106, 97, 128, 128]
-    assert [line(stmt) for stmt in found.exchanges] == [80, 98, 128, 128]  # behind 110 both groups meet
+    assert [line(stmt) for stmt in found.fences] == [81, 77, 91, 102, 99, 111, 126, 126]
+    assert [line(stmt) for stmt in found.exchanges] == [81, 102, 126, 126]  # behind 91 and 111 both groups meet
 
 
 def test_only_the_first_reader_of_a_load_waits(found):
@@ -118,8 +121,8 @@ def test_only_the_first_reader_of_a_load_waits(found):
     waits = {
         (load.dst.buffer.name, load.dst.origin[1].value): sorted({line(s) for s in stmts}) for load, stmts in found.full.items()
     }
-    keys = {("k0", 512): [71], ("k0", 0): [71], ("k0", 256): [71], ("k1", 512): [83], ("k1", 256): [83], ("k1", 0): [83]}
-    assert waits == {**keys, ("q_tile", 512): [58], ("q_tile", 0): [62], ("q_tile", 256): [62]}
+    keys = {("k0", n): [71] for n in (512, 0, 256)} | {("k1", n): [85] for n in (512, 384, 256, 0)}
+    assert waits == {**keys, ("q_tile", 512): [60], ("q_tile", 0): [63], ("q_tile", 256): [63]}
 
 
 # ---- the schedule
@@ -167,14 +170,18 @@ def without(body: tuple, left_out: ir.Stmt) -> tuple:
 
 
 def not_missed(kernel: ir.Kernel, kind: type) -> list:
-    """Statements of the kind without which nothing fails; of the waits for boxes the first one of each load is tried."""
+    """Statements of the kind without which nothing fails; of the waits for boxes the first one of each load is tried.
+
+    A load that does not wait is seldom early: it takes more orders.
+    """
     kept, seen = [], set()
     for role in kernel.roles:
         for stmt in (s for s in ir.walk(role.body) if isinstance(s, kind)):
             load = (role.name, line(stmt), stmt.barrier, stmt.index.value // 4) if kind is Await else id(stmt)
             if load not in seen:
                 others = [replace(r, body=without(r.body, stmt)) if r is role else r for r in kernel.roles]
-                kept += [] if fails(replace(kernel, roles=tuple(others)), 48) else [(role.name, str(stmt), line(stmt))]
+                orders = 600 if role.loads else 48
+                kept += [] if fails(replace(kernel, roles=tuple(others)), orders) else [(role.name, str(stmt), line(stmt))]
             seen.add(load)
     return kept
 
@@ -185,14 +192,14 @@ def test_nothing_can_be_left_out(kind):
 
 
 def test_no_wait_for_a_product_can_be_left_out():
-    """But for one of the two behind the last iteration: at its end, and in front of what needs it."""
+    """But for one of two behind the last iteration, at its end and in front of what needs it; and one for part of a product."""
     missed = [(role, place) for role, _, place in not_missed(scheduled(), Retire)]
-    assert missed == [(role, place) for role in ("group 0", "group 1") for place in (62, 125)]
+    assert missed == [("group 0", 63), ("group 0", 123), ("group 1", 85), ("group 1", 63), ("group 1", 123)]
 
 
 def test_an_iteration_ends_with_the_next_ones_scores():
-    """As in the golden text: no product is unfinished between two iterations."""
-    for role in scheduled().roles:
+    """No product is unfinished between two iterations."""
+    for role in scheduled().roles[:2]:
         (outer,) = (s for s in role.body if isinstance(s, ir.Pipelined))
         inner = next(n for n, s in enumerate(outer.body) if isinstance(s, ir.Pipelined))
         before, loop = outer.body[inner - 1 : inner + 1]
@@ -200,7 +207,7 @@ def test_an_iteration_ends_with_the_next_ones_scores():
         assert [type(s) for s in (before, ahead, last)] == [At, At, Retire] and flying(loop.body, ()) == ()
         (first,), (later,) = before.body, ahead.body
         refills = [s for s in later.body if isinstance(s, ir.If)]  # of the first iteration's boxes there are none
-        assert first.body == tuple(s for s in later.body if s not in refills) and len(refills) == 1
+        assert first.body == tuple(s for s in later.body if s not in refills) and len(refills) == 1 + (role.groups == (1,))
         products = [s.op.b.name for s in ir.walk(ahead.body) if isinstance(s, Issue) and isinstance(s.op, ir.Gemm)]
         assert len(products) == 3 and len({name.split("[")[0] for name in products}) == 1
 
@@ -367,8 +374,9 @@ def test_an_end_of_an_edge_under_a_condition(x: X):
 def test_a_load_that_nobody_can_time(x: X):
     with T.Kernel(1, threads=256):
         a_tile = T.alloc_shared((64, 64), "bfloat16")
-        with T.ws(1):
+        with T.ws(0, 1):
             half = T.alloc_fragment((64, 64), "bfloat16")
+            T.fill(half, 0.0)
         for i in T.Pipelined(m, num_stages=1):
             with T.ws(0):
                 T.tma_copy(x[0, i * 64], a_tile)  # here
@@ -425,7 +433,7 @@ def test_too_many_fragments_of_a_group(x: X):
 
 def test_budgets_of_groups():
     compiled = run_passes(neighbour("test_ws").recorded(), TARGET)  # with all checks
-    assert live_words(compiled) == 208 and {role.registers for role in compiled.roles} == {255}
+    assert live_words(compiled) == 204 and [role.registers for role in compiled.roles] == [240, 240, 24]
 
 
 def errors_of_corrupted() -> list[TileError]:
@@ -433,7 +441,7 @@ def errors_of_corrupted() -> list[TileError]:
     moved = replace(kernel, shared={b: 0 if b.name == "p1" else offset for b, offset in kernel.shared.items()})
     for wrong, check, problem in (
         (moved, "shared_memory", "p1 does not lie over"),
-        (kernel, "budgets", "registers of 0 in all, 220 in fragments"),  # nobody has set them
+        (kernel, "budgets", "registers of 0 in all, 204 in fragments"),  # nobody has set them
     ):
         with pytest.raises(TileError, match=problem) as caught:
             verify(wrong, TARGET, (check,))

@@ -1,4 +1,4 @@
-"""The text of mla_decode beside the one by hand: the order of what each group does for two pages, and the names of numbers."""
+"""The text of mla_decode: the order of what each group does for two pages, and the names of numbers."""
 
 import re
 from pathlib import Path
@@ -8,15 +8,13 @@ import pytest
 from tileops_dsl import output
 from tileops_dsl.kernels import LIBRARY, MODULES, PROGRAMS, configs_of
 
-GOLDEN = Path(__file__).parents[1] / "golden" / "mla_decode.cu"
 ROW = configs_of("mla_decode")[0]
 # The order matters of: barriers of both groups, products, waits for them, loads, and what stands before a product.
 WORD = re.compile(
-    r"named_barrier_(?P<barrier>sync|arrive)\((?P<number>[\w +]+),|(?P<wait>wgmma_wait<\d>)|(?P<word>any_of_warp|store_matrix)"
-    r"|tma_load<[^>]*>\((?:shared<bf16>\()?(?P<load>\w+)"
-    r"|wgmma<(?P<columns>\d+)>\((?P<acc>\w+), 0, .*?(?P<tile>[kv][01]_tile)|const auto b = matrix_at<[^(]*>\((?P<b>k[01])"
+    r"named_barrier_(?P<barrier>sync|arrive)\((?P<number>\d),|(?P<wait>wgmma_wait<\d>)|(?P<word>any_of_warp|store_matrix)"
+    r"|tma_load<[^>]*>\((?P<load>k\d(?: \+ \d+)?)|(?P<free>k\d_free \+ \d)|const auto b = matrix_at<[^(]*>\((?P<b>k[01])"
 )
-NUMBERS = {"kMax0Ready": "1", "kMax1Ready": "2", "kP1Ready": "3", "kP0Ready": "4"}
+BETWEEN_GROUPS = "1234"  # barriers: the maximum of block 0, P0, the maximum of block 1, P1
 
 
 @pytest.fixture(scope="module")
@@ -24,9 +22,9 @@ def made() -> output.Generated:
     return output.compile_config(ROW)
 
 
-def loops(text: str, head: str) -> list[list[str]]:
+def loops(text: str) -> list[list[str]]:
     """Of each group, what happens in the loop over pages."""
-    found = re.finditer(rf"^( *)for \(int {head} = begin[^\n]*\n.*?^\1}}$", text, re.M | re.S)
+    found = re.finditer(r"^( *)for \(int i = begin[^\n]*\n.*?^\1}$", text, re.M | re.S)
     return [_events(loop[0]) for loop in found]
 
 
@@ -34,29 +32,36 @@ def _events(body: str) -> list[str]:
     events = []
     for m in WORD.finditer(body):
         if m["barrier"]:
-            number = NUMBERS.get(m["number"], m["number"])
-            events += [f"{m['barrier']} {number}"] if number in NUMBERS.values() else []  # others are a group's own
-        elif m["tile"] or m["b"]:
-            events.append(f"product of {(m['tile'] or m['b'])[:2].replace('v', 'k')}")
-        elif m["load"]:
-            events.append(f"load {m['load'].lower().removeprefix('k').replace('k', '')}")
+            events += [f"{m['barrier']} {m['number']}"] if m["number"] in BETWEEN_GROUPS else []  # others are a group's own
+        elif m["b"]:
+            events.append(f"product of {m['b']}")
         else:
-            events.append(m["wait"] or m["word"])
+            events.append(m["load"] or m["free"] or m["wait"] or m["word"])
     return events
 
 
-def test_each_group_does_things_in_the_order_of_the_text_by_hand(made):
-    by_hand, generated = loops(GOLDEN.read_text(), "page"), loops(made.text, "i")
-    assert len(by_hand) == len(generated) == 2
-    for found in generated:  # the scores are two products, one for each half of Q, and what is left is waited for again
-        (last,) = {n for n, event in enumerate(found) if found[n : n + 2] == [event, event] and event.startswith("product")}
-        del found[last]
-        assert found.pop() == found[-1] == "wgmma_wait<0>"
-    at = by_hand[1].index("store_matrix")  # P1 is stored behind the rescaling, and announced behind one product, not two
-    by_hand[1][at : at + 2] = by_hand[1][at + 1 : at - 1 : -1]
-    by_hand[1].remove("arrive 3")
-    by_hand[1].insert(at + 3, "arrive 3")
-    assert generated == by_hand
+GROUPS = [
+    [  # the first boxes of what is read, in the order in which they are free
+        *("k0_free + 8", "k0 + 32768", "k1_free + 8", "k1 + 32768", "k0_free + 0", "k0"),
+        *("k0_free + 4", "k0 + 16384", "k1_free + 4", "k1 + 16384", "k1_free + 6", "k1 + 24576", "k1_free + 0", "k1"),
+    ],
+    [
+        *("k0_free + 8", "arrive 1", "store_matrix", "arrive 2", "any_of_warp", "product of k0", "sync 3"),
+        *("wgmma_wait<0>", "k0_free + 0", "any_of_warp", "sync 4", "product of k1"),
+        *("product of k0", "wgmma_wait<1>", "k1_free + 0", "product of k0", "product of k0", "wgmma_wait<0>", "wgmma_wait<0>"),
+    ],
+    [
+        *("k1_free + 8", "sync 1", "any_of_warp", "sync 2", "product of k0", "arrive 3", "wgmma_wait<0>", "k0_free + 4"),
+        *("store_matrix", "arrive 4", "any_of_warp", "product of k1", "product of k1"),
+        *("product of k1", "wgmma_wait<2>", "k1_free + 4", "wgmma_wait<1>", "k1_free + 6"),
+        *("product of k1", "product of k1", "wgmma_wait<0>", "wgmma_wait<0>"),
+    ],
+]
+
+
+def test_the_order_of_what_each_group_does(made):
+    """Boxes are freed behind their last product; P0 goes to group 1 with its softmax, and what it reads is free before P1."""
+    assert loops(made.text) == GROUPS
 
 
 def test_numbers_have_the_authors_names(made):
@@ -64,21 +69,7 @@ def test_numbers_have_the_authors_names(made):
     names = re.findall(r"^ *(?:const \w+|Fragment<int, 1>) (\w+)(?: = |;)", made.text, re.M)
     assert {"length", "begin", "end", "fewest", "whole", "piece", "page0", "page1"} <= set(names)
     assert [names.count(name) for name in ("schedule_0", "fewest", "whole", "piece")] == [1, 2, 2, 2]
-    ahead = re.findall(r"const int next = i \+ 2;\n *const int i = next;\n *if \(i < end\) \{\n((?:.*\n){6})", made.text)
-    assert ahead and not [block for block in ahead if "load_global" in block]
-    assert "next_page0" in ahead[0] and any("const int page1 = ((i + 1) < end ? next_block_table" in block for block in ahead)
-
-
-def test_pages_are_read_two_iterations_ahead(made):
-    """In front of the loop those of the second iteration, in it those behind the next one, where they exist."""
-    lines = re.findall(r"if \((\w+ \+ \d) < end\) load_global<1>\((ahead_\w+), .*?p.block_table\), (.*), site", made.text)
-    for group in (lines[:4], lines[4:]):
-        assert [(at, name) for at, name, _ in group] == [
-            (at, name) for at in ("begin + 2", "i + 4") for name in ("ahead_page0", "ahead_block_table")
-        ]
-        assert [place.split(" + ", 1)[1] for _, _, place in group] == [
-            "(begin + 2)", "min(begin + 2 + 1, end - 1)", "(i + 4)", "min(i + 4 + 1, end - 1)",
-        ]  # fmt: skip
+    assert made.text.count(", global<int>(p.block_table),") == 2  # by the group that loads
 
 
 def test_rows_of_a_page_have_places_of_their_own():
@@ -86,7 +77,7 @@ def test_rows_of_a_page_have_places_of_their_own():
     texts = {row.unit: output.compile_config(row).text for row in configs_of("mla_decode") if row.x == "bfloat16"}
     assert set(texts) == {0, 1, 64} and len({text.count("p.kv_cache, at(") for text in texts.values()}) == 1
     head = "for (int x = 0; (x * 4 + warp) * p.unit < 64; ++x) {"
-    assert [texts[unit].count(head) for unit in texts] == [0, 0, texts[1].count(head)] and texts[1].count(head) >= 12
+    assert [texts[unit].count(head) for unit in texts] == [0, 0, texts[1].count(head)] and texts[1].count(head) == 7
     for body in texts[1].split(head)[1:]:
         lines = [line.strip() for line in body[: body.index("elect_one")].splitlines()[1:-1]]
         assert len(lines) in (2, 4) and all(
@@ -98,11 +89,6 @@ def test_rows_of_a_page_have_places_of_their_own():
         for line in moved
     )
     assert texts[1].count("const int box_row = (thread_index() % 32 * 4 + warp_index() % 4) * p.unit;") == 1
-    for unit in (1, 64):
-        ahead = re.findall(
-            r"if \(i \+ 4 < end\) load_global<1>\((ahead_\w+), .*p.block_table.*stop - 1.*p.inverse", texts[unit]
-        )
-        assert len(ahead) == 4 and len(set(ahead)) == 2
 
 
 def test_boxes_are_waited_for_one_by_one(made):
@@ -130,7 +116,7 @@ def test_parameters(made):
         "lse": "void*",
         "block_table": "const void*",
     }
-    assert made.entry["threads"] == 256 and made.entry["maps"]["kv_cache"] == {"box": (64, 64), "swizzle": 128}
+    assert made.entry["threads"] == 384 and made.entry["maps"]["kv_cache"] == {"box": (64, 64), "swizzle": 128}
 
 
 def test_the_library_has_it_and_goes_without_the_readable_form():

@@ -1,5 +1,7 @@
 // MLA decode over a paged cache: O = softmax(scale Q K^T) V, one key/value head; V is the first 512 of the 576 columns of K.
-// The target text of the generator, written by hand; mla_combine.cu merges the pieces of requests that are split.
+// The first target text of the generator, written by hand; mla_combine.cu merges the pieces of requests that are split. Since then
+// the program has a group that loads, and the values' products in the order of the pages (tileops_dsl/kernels/NOTES.md, "MLA
+// decode"): comments that look like its statements are those of its first form.
 //
 // Tile: 64 rows (queries x heads) by 64 tokens (a page), two pages an iteration. Grid (row tiles, parts): a part is a piece of
 // the concatenated pages of all requests. 256 threads, one CTA on a multiprocessor.
@@ -43,18 +45,18 @@ struct mla_decode_params {
   float scale_log2;              // scale * log2(e), positive
 };
 
-// mla_decode.py:36: with T.Kernel(T.ceildiv(rows, bm), parts, threads=256) as (tile, part):
+// with T.Kernel(T.ceildiv(rows, bm), parts, threads=256) as (tile, part):
 TILEOPS_KERNEL(mla_decode, mla_decode_params, 256, 1) {
   constexpr int kBox = 64 * 128;  // bytes
-  // mla_decode.py:37: q_tile, first = T.alloc_shared((bm, d), x, box=64), tile * bm
-  // mla_decode.py:38: k0, k1 = T.alloc_shared((bn, d), x, box=64), T.alloc_shared((bn, d), x, box=64)
-  // mla_decode.py:39: p0, p1 = T.alloc_shared((bm, bn), x), T.alloc_shared((bm, bn), x, alias=q_tile[:, rope])
-  // mla_decode.py:40: o_tile = T.alloc_shared((bm, dv), x, alias=q_tile[:, 0:dv])
+  // q_tile, first = T.alloc_shared((bm, d), x, box=64), tile * bm
+  // k0, k1 = T.alloc_shared((bn, d), x, box=64), T.alloc_shared((bn, d), x, box=64)
+  // p0, p1 = T.alloc_shared((bm, bn), x), T.alloc_shared((bm, bn), x, alias=q_tile[:, rope])
+  // o_tile = T.alloc_shared((bm, dv), x, alias=q_tile[:, 0:dv])
   constexpr int kQ = 0, kK0 = 9 * kBox, kK1 = 18 * kBox, kP0 = 27 * kBox, kP1 = 8 * kBox, kRows = 28 * kBox;
   constexpr int kMax0Ready = 1, kMax1Ready = 2, kP0Ready = 3, kP1Ready = 4, kEnd = 5, kGroup = 6;
   constexpr float kSlack = 8.0f;    // a maximum that is exceeded by no more than this stays: O is rarely rescaled
   constexpr float kNoMax = -1e30f;  // finite, so that a row that has seen no key has exp2(-inf - kNoMax) = 0
-  // mla_decode.py:41: peak0, factor0, sums0, peak1, factor1, sums1, top1 = (T.alloc_shared(*row) for _ in range(7))
+  // peak0, factor0, sums0, peak1, factor1, sums1, top1 = (T.alloc_shared(*row) for _ in range(7))
   const auto row_max0 = shared<float>(kRows), row_factor0 = shared<float>(kRows + 256);
   const auto row_max1 = shared<float>(kRows + 512), row_factor1 = shared<float>(kRows + 768);
   const auto row_peak1 = shared<float>(kRows + 1024), row_sums = shared<float>(kRows + 1280);
@@ -94,11 +96,11 @@ TILEOPS_KERNEL(mla_decode, mla_decode_params, 256, 1) {
   const auto p1_tile = matrix_at_offset<Swizzle::k128, Major::kK, 1024>(kP1);
   const auto v0_tile = matrix_at_offset<Swizzle::k128, Major::kMN, 1024, kBox>(kK0);
   const auto v1_tile = matrix_at_offset<Swizzle::k128, Major::kMN, 1024, kBox>(kK1);
-  // mla_decode.py:42: with T.ws(0, 1):
-  // mla_decode.py:43: o, o_half = T.alloc_fragment((bm, dv // 2), f32), T.alloc_fragment((bm, dv // 2), x)
-  // mla_decode.py:44: s, p_half, late = T.alloc_fragment((bm, bn), f32), T.alloc_fragment((bm, bn), x), T.alloc_fragment((bm, bn), x)
-  // mla_decode.py:45: peak, top, sums, factor, other = (T.alloc_fragment(*row) for _ in range(5))
-  // mla_decode.py:46: q_rope, limit = T.alloc_fragment((bm, d - dv), x), T.alloc_fragment((bm,), "int32")
+  // with T.ws(0, 1):
+  // o, o_half = T.alloc_fragment((bm, dv // 2), f32), T.alloc_fragment((bm, dv // 2), x)
+  // s, p_half, late = T.alloc_fragment((bm, bn), f32), T.alloc_fragment((bm, bn), x), T.alloc_fragment((bm, bn), x)
+  // peak, top, sums, factor, other = (T.alloc_fragment(*row) for _ in range(5))
+  // q_rope, limit = T.alloc_fragment((bm, d - dv), x), T.alloc_fragment((bm,), "int32")
   Fragment<float, 128> o;
   Fragment<float, 32> s;
   Fragment<bf16, 32> p_tile, q_rope;
@@ -112,28 +114,28 @@ TILEOPS_KERNEL(mla_decode, mla_decode_params, 256, 1) {
   float max0 = kNoMax, max1 = kNoMax, sum0 = 0.0f, sum1 = 0.0f;
   bool whole = true;
 
-  // mla_decode.py:47: for request in T.Pipelined(schedule[part, 0], schedule[part, 2] + 1, num_stages=1):
+  // for request in T.Pipelined(schedule[part, 0], schedule[part, 2] + 1, num_stages=1):
   TILEOPS_NO_UNROLL
   for (;;) {
     // The first two pages of the next piece are loaded while the last one is stored.
     if (request <= part[2]) {
-      // mla_decode.py:48: length = T.let("length", cache_seqlens[request])
+      // length = T.let("length", cache_seqlens[request])
       load_global<1>(length, 0, p.cache_seqlens, request, site(9));
-      // mla_decode.py:49: begin = T.let("begin", T.if_then_else(request == schedule[part, 0], schedule[part, 1], 0))
-      // mla_decode.py:50: blocks = T.max(T.ceildiv(length, bn), 1)
-      // mla_decode.py:51: end = T.let("end", T.if_then_else(request == schedule[part, 2], schedule[part, 3], blocks))
+      // begin = T.let("begin", T.if_then_else(request == schedule[part, 0], schedule[part, 1], 0))
+      // blocks = T.max(T.ceildiv(length, bn), 1)
+      // end = T.let("end", T.if_then_else(request == schedule[part, 2], schedule[part, 3], blocks))
       end = request == part[2] ? part[3] : length[0] > 64 ? (length[0] + 63) / 64 : 1;
-      // mla_decode.py:63: place0, place1 = steps.blocks(config, block_table, request, i, end, length, page, unit, inverse)
+      // place0, place1 = steps.blocks(config, block_table, request, i, end, length, page, unit, inverse)
       load_global<1>(page0, 0, p.block_table, request * p.table_stride + begin, site(10));
       load_global<1>(page1, 0, p.block_table, request * p.table_stride + min(begin + 1, end - 1), site(11));
       if (begin + 1 >= end) page1[0] = -1;
       if (warp == 0 && elect_one(site(12))) {
-        // mla_decode.py:64: with T.ws(0):
-        // mla_decode.py:65: steps.load(kv_cache, place0, k0, rope, left)
-        // mla_decode.py:66: steps.load(kv_cache, place1, k1, left)
-        // mla_decode.py:67: with T.ws(1):
-        // mla_decode.py:68: steps.load(kv_cache, place1, k1, rope, right)
-        // mla_decode.py:69: steps.load(kv_cache, place0, k0, right)
+        // with T.ws(0):
+        // steps.load(kv_cache, place0, k0, rope, left)
+        // steps.load(kv_cache, place1, k1, left)
+        // with T.ws(1):
+        // steps.load(kv_cache, place1, k1, rope, right)
+        // steps.load(kv_cache, place0, k0, right)
         arrive_expect_bytes(full0 + (group * 9 + 8), kBox, site(13));
         tma_load<L2::kEvictFirst>(shared<bf16>(kK0 + (group * 9 + 8) * kBox), p.kv,
                                   at(512, 0, group == 0 ? page0[0] : page1[0]), full0 + (group * 9 + 8), site(14));
@@ -148,19 +150,19 @@ TILEOPS_KERNEL(mla_decode, mla_decode_params, 256, 1) {
       }
     }
     if (request > part[0]) {
-      // mla_decode.py:122: for group, half, others in ((0, left, sums1), (1, right, sums0)):
-      // mla_decode.py:123: with T.ws(group):
-      // mla_decode.py:124: T.copy(others, other)
-      // mla_decode.py:125: steps.normalise(o, top, other, peak, factor)
+      // for group, half, others in ((0, left, sums1), (1, right, sums0)):
+      // with T.ws(group):
+      // T.copy(others, other)
+      // steps.normalise(o, top, other, peak, factor)
       sum0 += load_shared(row_sums, 64 - group * 64 + row0, site(19));
       sum1 += load_shared(row_sums, 64 - group * 64 + row1, site(20));
       const float inverse0 = sum0 > 0.0f ? reciprocal(sum0) : 0.0f, inverse1 = sum1 > 0.0f ? reciprocal(sum1) : 0.0f;
       const float lse0 = max0 + log2(sum0), lse1 = max1 + log2(sum1);
       TILEOPS_UNROLL
       for (int i = 0; i < 128; ++i) o[i] *= i / 2 % 2 ? inverse1 : inverse0;
-      // mla_decode.py:126: with T.If(whole):
-      // mla_decode.py:127: steps.assign(o_half, o)
-      // mla_decode.py:128: T.copy(o_half, o_tile[:, half])
+      // with T.If(whole):
+      // steps.assign(o_half, o)
+      // T.copy(o_half, o_tile[:, half])
       if (whole) {
         TILEOPS_UNROLL
         for (int k = 0; k < 16; ++k) {
@@ -174,14 +176,14 @@ TILEOPS_KERNEL(mla_decode, mla_decode_params, 256, 1) {
           TILEOPS_UNROLL
           for (int i = 0; i < 4; ++i) {
             const int box = group * 4 + i;
-            // mla_decode.py:129: T.copy(o_tile[:, half], out[request, first, half.start])
+            // T.copy(o_tile[:, half], out[request, first, half.start])
             tma_store(p.out, at(box * 64, tile_row, request - 1), shared<bf16>(kQ + box * kBox), site(25));
           }
           store_commit(site(26));
         }
       } else {
-        // mla_decode.py:130: with T.If(~whole):
-        // mla_decode.py:131: T.copy(o, partial[piece, first, half.start])
+        // with T.If(~whole):
+        // T.copy(o, partial[piece, first, half.start])
         const int64_t first = (slot * p.rows + tile_row + row0) * 512 + group * 256 + column;
         TILEOPS_UNROLL
         for (int i = 0; i < 128; i += 2) {
@@ -190,19 +192,19 @@ TILEOPS_KERNEL(mla_decode, mla_decode_params, 256, 1) {
           }
         }
       }
-      // mla_decode.py:132: with T.ws(0):
+      // with T.ws(0):
       if (group == 0 && lane % 4 == 0) {
         TILEOPS_UNROLL
         for (int i = 0; i < 2; ++i) {
           const int row = tile_row + (i == 0 ? row0 : row1);
           values[i] = i == 0 ? lse0 : lse1;
-          // mla_decode.py:133: with T.If(~whole):
-          // mla_decode.py:134: T.copy(factor, partial_lse[piece, first])
+          // with T.If(~whole):
+          // T.copy(factor, partial_lse[piece, first])
           if (row < p.rows && !whole) store_global<1>(p.partial_lse, slot * p.rows + row, values, i, site(28));
           values[i] *= 0.69314718f;
-          // mla_decode.py:135: with T.If(whole):
-          // mla_decode.py:136: for r in T.Parallel(bm):
-          // mla_decode.py:137: lse[request, (first + r) % heads, (first + r) // heads] = factor[r] * 0.6931471805599453  # ln 2
+          // with T.If(whole):
+          // for r in T.Parallel(bm):
+          // lse[request, (first + r) % heads, (first + r) // heads] = factor[r] * 0.6931471805599453  # ln 2
           const int64_t head = static_cast<int64_t>(request - 1) * p.heads + row % p.heads;
           if (row < p.rows && whole) store_global<1>(p.lse, head * p.queries + row / p.heads, values, i, site(29));
         }
@@ -212,10 +214,10 @@ TILEOPS_KERNEL(mla_decode, mla_decode_params, 256, 1) {
 
     if (warp == 0 && elect_one(site(30))) {
       store_wait_read<0>(site(31));
-      // mla_decode.py:53: with T.ws(0):
-      // mla_decode.py:54: steps.load(q, (request, first), q_tile, left, rope)
-      // mla_decode.py:55: with T.ws(1):
-      // mla_decode.py:56: steps.load(q, (request, first), q_tile, right)
+      // with T.ws(0):
+      // steps.load(q, (request, first), q_tile, left, rope)
+      // with T.ws(1):
+      // steps.load(q, (request, first), q_tile, right)
       arrive_expect_bytes(q_full, group == 0 ? 5 * kBox : 4 * kBox, site(32));
       TILEOPS_UNROLL
       for (int i = 0; i < 4; ++i) {
@@ -224,23 +226,23 @@ TILEOPS_KERNEL(mla_decode, mla_decode_params, 256, 1) {
       }
       if (group == 0) tma_load<L2::kEvictFirst>(shared<bf16>(kP1), p.q, at(512, tile_row, request), q_full, site(34));
     }
-    // mla_decode.py:57: with T.ws(0, 1):
-    // mla_decode.py:61: steps.limits(limit, first, length, end * bn, heads, sq, causal)
-    // mla_decode.py:52: fewest = T.let("fewest", T.min(length + steps.beyond(first, heads, sq, causal), end * bn))  # that a row sees
+    // with T.ws(0, 1):
+    // steps.limits(limit, first, length, end * bn, heads, sq, causal)
+    // fewest = T.let("fewest", T.min(length + steps.beyond(first, heads, sq, causal), end * bn))  # that a row sees
     const int limit0 = min(length[0] + beyond0, end * 64), limit1 = min(length[0] + beyond1, end * 64);
     const int limit_tile = min(length[0] + beyond_tile, end * 64);
-    // mla_decode.py:59: T.fill(peak, -1e30)  # finite, so that a row that has seen no key has P = exp2(-inf + 1e30) = 0
-    // mla_decode.py:60: T.fill(sums, 0.0)
+    // T.fill(peak, -1e30)  # finite, so that a row that has seen no key has P = exp2(-inf + 1e30) = 0
+    // T.fill(sums, 0.0)
     max0 = max1 = kNoMax;
     sum0 = sum1 = 0.0f;
     wait(q_full, q_phase, site(35));
     q_phase ^= 1;
-    // mla_decode.py:58: T.copy(q_tile[:, rope], q_rope)
+    // T.copy(q_tile[:, rope], q_rope)
     TILEOPS_UNROLL
     for (int k = 0; k < 4; ++k) load_matrix<4>(q_rope, k * 8, shared<bf16>(kP1 + (matrix ^ k * 32)), site(36));
 
-    // mla_decode.py:71: steps.scores(q_tile, q_rope, k0, s, rope, left, right)
-    // mla_decode.py:83: steps.scores(q_tile, q_rope, k1, s, rope, right, left)
+    // steps.scores(q_tile, q_rope, k0, s, rope, left, right)
+    // steps.scores(q_tile, q_rope, k1, s, rope, right, left)
     // The first scores; the loops compute those of the next iteration. First the box that lands first.
     wait(full0 + (group * 9 + 8), phase, site(37));
     fence_operand(q_rope);
@@ -261,26 +263,26 @@ TILEOPS_KERNEL(mla_decode, mla_decode_params, 256, 1) {
     wgmma_wait<0>(site(44));
     fence_operand(s);
     phase ^= 1;
-    // mla_decode.py:63: place0, place1 = steps.blocks(config, block_table, request, i, end, length, page, unit, inverse)
+    // place0, place1 = steps.blocks(config, block_table, request, i, end, length, page, unit, inverse)
     load_global<1>(page0, 0, p.block_table, request * p.table_stride + min(begin + 2, end - 1), site(45));
     load_global<1>(page1, 0, p.block_table, request * p.table_stride + min(begin + 3, end - 1), site(46));
     if (begin + 3 >= end) page1[0] = -1;
 
-    // mla_decode.py:70: with T.ws(0):
-    // mla_decode.py:101: with T.ws(0):
+    // with T.ws(0):
+    // with T.ws(0):
     if (group == 0) {
-      // mla_decode.py:62: for i in T.Pipelined(begin, end, 2, num_stages=1):
+      // for i in T.Pipelined(begin, end, 2, num_stages=1):
       TILEOPS_NO_UNROLL
       for (int page = begin; page < end; page += 2) {
         const int tokens = length[0] - page * 64;  // from this page on
         if (warp == 0 && page + 2 < end && elect_one(site(47))) {
           arrive_expect_bytes(full0 + 8, kBox, site(48));
-          // mla_decode.py:65: steps.load(kv_cache, place0, k0, rope, left)
+          // steps.load(kv_cache, place0, k0, rope, left)
           tma_load<L2::kEvictFirst>(shared<bf16>(kK0 + 8 * kBox), p.kv, at(512, 0, page0[0]), full0 + 8, site(49));
         }
 
         // m0 = max(m1, S0), P0 = exp2(S0 - m0).
-        // mla_decode.py:72: steps.maximum(s, top, i * bn, limit, fewest)
+        // steps.maximum(s, top, i * bn, limit, fewest)
         if (page * 64 + 64 > limit_tile) {
           TILEOPS_UNROLL
           for (int i = 0; i < 32; ++i) {
@@ -298,9 +300,9 @@ TILEOPS_KERNEL(mla_decode, mla_decode_params, 256, 1) {
         peak0 = peak0 > max0 + kSlack ? peak0 : max0;
         peak1 = peak1 > max1 + kSlack ? peak1 : max1;
         if (lane % 4 == 0) {
-          // mla_decode.py:73: steps.raise_maximum(top, peak, factor, scale_log2)
-          // mla_decode.py:74: T.copy(peak, peak0)
-          // mla_decode.py:75: T.copy(factor, factor0)
+          // steps.raise_maximum(top, peak, factor, scale_log2)
+          // T.copy(peak, peak0)
+          // T.copy(factor, factor0)
           store_shared(row_max0, row0, peak0, site(52));
           store_shared(row_max0, row1, peak1, site(53));
           store_shared(row_factor0, row0, exp2(max0 - peak0), site(54));
@@ -312,8 +314,8 @@ TILEOPS_KERNEL(mla_decode, mla_decode_params, 256, 1) {
         max0 = load_shared(row_max0, row0, site(58));
         max1 = load_shared(row_max0, row1, site(59));
         const float factor0 = load_shared(row_factor0, row0, site(60)), factor1 = load_shared(row_factor0, row1, site(61));
-        // mla_decode.py:76: T.copy(peak0, peak)  # lest the exponentials run ahead of what group 1 waits for
-        // mla_decode.py:77: steps.take(s, p_half, sums, peak, factor, scale_log2)
+        // T.copy(peak0, peak)  # lest the exponentials run ahead of what group 1 waits for
+        // steps.take(s, p_half, sums, peak, factor, scale_log2)
         sum0 *= factor0;
         sum1 *= factor1;
         TILEOPS_UNROLL
@@ -329,13 +331,13 @@ TILEOPS_KERNEL(mla_decode, mla_decode_params, 256, 1) {
         }
 
         // O += P0 V0. Rows of V beyond the length may hold anything, and 0 * NaN is NaN.
-        // mla_decode.py:78: with T.If(i > begin):  # before, o holds nothing
-        // mla_decode.py:79: steps.rescale(o, factor)
+        // with T.If(i > begin):  # before, o holds nothing
+        // steps.rescale(o, factor)
         if (any_of_warp(factor0 != 1.0f || factor1 != 1.0f, site(62))) {
           TILEOPS_UNROLL
           for (int i = 0; i < 128; ++i) o[i] *= i / 2 % 2 ? factor1 : factor0;
         }
-        // mla_decode.py:80: steps.clear_tail(k0, left, length - i * bn)
+        // steps.clear_tail(k0, left, length - i * bn)
         if (tokens < 64) {
           TILEOPS_NO_UNROLL
           for (int i = tokens * 16 + lane; i < kBox / 8; i += 32) {
@@ -347,20 +349,20 @@ TILEOPS_KERNEL(mla_decode, mla_decode_params, 256, 1) {
         fence_operand(o);
         fence_operand(p_tile);
         wgmma_fence(site(66));
-        // mla_decode.py:81: own0 = T.wgmma_gemm(p_half, k0[:, left], o, clear_accum=i == begin)
+        // own0 = T.wgmma_gemm(p_half, k0[:, left], o, clear_accum=i == begin)
         TILEOPS_UNROLL
         for (int k = 0; k < 4; ++k) wgmma<256>(o, 0, p_tile, k * 8, v0_tile + k * 2048, k > 0 || page > begin, site(67));
         wgmma_commit(site(68));
 
         // P0 for the other half, against m1.
-        // mla_decode.py:102: T.copy(factor1, other)
-        // mla_decode.py:103: T.copy(peak1, peak)
+        // T.copy(factor1, other)
+        // T.copy(peak1, peak)
         named_barrier_sync(kMax1Ready, 256, site(69));
         const float later0 = load_shared(row_factor1, row0, site(70)), later1 = load_shared(row_factor1, row1, site(71));
         max0 = load_shared(row_max1, row0, site(72));
-        // mla_decode.py:104: steps.times(s, other)
-        // mla_decode.py:105: steps.assign(late, s)
-        // mla_decode.py:106: T.copy(late, p0)
+        // steps.times(s, other)
+        // steps.assign(late, s)
+        // T.copy(late, p0)
         max1 = load_shared(row_max1, row1, site(73));
         TILEOPS_UNROLL
         for (int k = 0; k < 4; ++k) {
@@ -373,12 +375,12 @@ TILEOPS_KERNEL(mla_decode, mla_decode_params, 256, 1) {
         }
         fence_async_shared(site(75));
         named_barrier_arrive(kP0Ready, 256, site(76));
-        // mla_decode.py:107: steps.scale(sums, other)
+        // steps.scale(sums, other)
         sum0 *= later0;
         sum1 *= later1;
 
-        // mla_decode.py:108: T.wait(own0)
-        // mla_decode.py:65: steps.load(kv_cache, place0, k0, rope, left)
+        // T.wait(own0)
+        // steps.load(kv_cache, place0, k0, rope, left)
         // The left boxes of K0 are free.
         wgmma_wait<0>(site(77));
         fence_operand(o);
@@ -392,12 +394,12 @@ TILEOPS_KERNEL(mla_decode, mla_decode_params, 256, 1) {
         }
 
         // O += P1 V1.
-        // mla_decode.py:109: steps.rescale(o, other)
+        // steps.rescale(o, other)
         if (any_of_warp(later0 != 1.0f || later1 != 1.0f, site(81))) {
           TILEOPS_UNROLL
           for (int i = 0; i < 128; ++i) o[i] *= i / 2 % 2 ? later1 : later0;
         }
-        // mla_decode.py:110: steps.clear_tail(k1, left, length - i * bn - bn)
+        // steps.clear_tail(k1, left, length - i * bn - bn)
         if (tokens > 64 && tokens < 128) {
           TILEOPS_NO_UNROLL
           for (int i = (tokens - 64) * 16 + lane; i < kBox / 8; i += 32) {
@@ -407,14 +409,14 @@ TILEOPS_KERNEL(mla_decode, mla_decode_params, 256, 1) {
           named_barrier_sync(kGroup, 128, site(84));
         }
         fence_operand(o);
-        // mla_decode.py:111: T.wgmma_gemm(p1, k1[:, left], o)
+        // T.wgmma_gemm(p1, k1[:, left], o)
         named_barrier_sync(kP1Ready, 256, site(85));
         wgmma_fence(site(86));
         TILEOPS_UNROLL
         for (int k = 0; k < 4; ++k) wgmma<256>(o, 0, p1_tile + k * 32, v1_tile + k * 2048, 1, site(87));
         wgmma_commit(site(88));
-        // mla_decode.py:71: steps.scores(q_tile, q_rope, k0, s, rope, left, right)
-        // mla_decode.py:66: steps.load(kv_cache, place1, k1, left)
+        // steps.scores(q_tile, q_rope, k0, s, rope, left, right)
+        // steps.load(kv_cache, place1, k1, left)
         // The next S0 behind it. After its first box P1 V1 is done: the left boxes of K1 are free.
         if (page + 2 < end) {
           wait(full0 + 8, phase, site(89));
@@ -434,7 +436,7 @@ TILEOPS_KERNEL(mla_decode, mla_decode_params, 256, 1) {
                                         full1 + box, site(96));
             }
           }
-          // mla_decode.py:63: place0, place1 = steps.blocks(config, block_table, request, i, end, length, page, unit, inverse)
+          // place0, place1 = steps.blocks(config, block_table, request, i, end, length, page, unit, inverse)
           load_global<1>(page0, 0, p.block_table, request * p.table_stride + min(page + 4, end - 1), site(97));
           load_global<1>(page1, 0, p.block_table, request * p.table_stride + min(page + 5, end - 1), site(98));
           if (page + 5 >= end) page1[0] = -1;
@@ -454,21 +456,21 @@ TILEOPS_KERNEL(mla_decode, mla_decode_params, 256, 1) {
         fence_operand(s);
         fence_operand(o);
       }
-    // mla_decode.py:82: with T.ws(1):
-    // mla_decode.py:112: with T.ws(1):
+    // with T.ws(1):
+    // with T.ws(1):
     } else {
-      // mla_decode.py:62: for i in T.Pipelined(begin, end, 2, num_stages=1):
+      // for i in T.Pipelined(begin, end, 2, num_stages=1):
       TILEOPS_NO_UNROLL
       for (int page = begin; page < end; page += 2) {
         const int tokens = length[0] - page * 64;  // from this page on
         if (warp == 0 && page + 2 < end && elect_one(site(106))) {
           arrive_expect_bytes(full1 + 8, kBox, site(107));
-          // mla_decode.py:68: steps.load(kv_cache, place1, k1, rope, right)
+          // steps.load(kv_cache, place1, k1, rope, right)
           tma_load<L2::kEvictFirst>(shared<bf16>(kK1 + 8 * kBox), p.kv, at(512, 0, page1[0]), full1 + 8, site(108));
         }
 
         // m1 = max(m0, S1), P1 = exp2(S1 - m1).
-        // mla_decode.py:84: steps.maximum(s, top, i * bn + bn, limit, fewest)
+        // steps.maximum(s, top, i * bn + bn, limit, fewest)
         if (page * 64 + 128 > limit_tile) {
           TILEOPS_UNROLL
           for (int i = 0; i < 32; ++i) {
@@ -488,10 +490,10 @@ TILEOPS_KERNEL(mla_decode, mla_decode_params, 256, 1) {
           store_shared(row_peak1, row0, peak0, site(111));
           store_shared(row_peak1, row1, peak1, site(112));
         }
-        // mla_decode.py:85: T.copy(top, top1)  # through memory, lest ptxas moves the maximum behind the wait for peak0
-        // mla_decode.py:86: T.copy(peak0, peak)
-        // mla_decode.py:87: T.copy(top1, top)
-        // mla_decode.py:88: steps.raise_maximum(top, peak, factor, scale_log2)
+        // T.copy(top, top1)  # through memory, lest ptxas moves the maximum behind the wait for peak0
+        // T.copy(peak0, peak)
+        // T.copy(top1, top)
+        // steps.raise_maximum(top, peak, factor, scale_log2)
         named_barrier_sync(kMax0Ready, 256, site(113));
         max0 = load_shared(row_max0, row0, site(114));
         max1 = load_shared(row_max0, row1, site(115));
@@ -500,9 +502,9 @@ TILEOPS_KERNEL(mla_decode, mla_decode_params, 256, 1) {
         peak0 = peak0 > max0 + kSlack ? peak0 : max0;
         peak1 = peak1 > max1 + kSlack ? peak1 : max1;
         if (lane % 4 == 0) {
-          // mla_decode.py:89: T.copy(peak, peak1)
-          // mla_decode.py:90: T.copy(factor, factor1)
-          // mla_decode.py:91: T.copy(peak1, peak)
+          // T.copy(peak, peak1)
+          // T.copy(factor, factor1)
+          // T.copy(peak1, peak)
           store_shared(row_max1, row0, peak0, site(118));
           store_shared(row_max1, row1, peak1, site(119));
           store_shared(row_factor1, row0, exp2(max0 - peak0), site(120));
@@ -512,11 +514,11 @@ TILEOPS_KERNEL(mla_decode, mla_decode_params, 256, 1) {
         named_barrier_arrive(kMax1Ready, 256, site(123));
         max0 = load_shared(row_max1, row0, site(124));
         max1 = load_shared(row_max1, row1, site(125));
-        // mla_decode.py:92: T.copy(factor0, other)
-        // mla_decode.py:93: steps.scale(factor, other)
+        // T.copy(factor0, other)
+        // steps.scale(factor, other)
         const float factor0 = load_shared(row_factor0, row0, site(126)) * load_shared(row_factor1, row0, site(127));
         const float factor1 = load_shared(row_factor0, row1, site(128)) * load_shared(row_factor1, row1, site(129));
-        // mla_decode.py:94: steps.take(s, p_half, sums, peak, factor, scale_log2)
+        // steps.take(s, p_half, sums, peak, factor, scale_log2)
         sum0 *= factor0;
         sum1 *= factor1;
         TILEOPS_UNROLL
@@ -530,19 +532,19 @@ TILEOPS_KERNEL(mla_decode, mla_decode_params, 256, 1) {
           round_pair(p_tile, i, s[i], s[i + 1]);
           round_pair(p_tile, i + 2, s[i + 2], s[i + 3]);
         }
-        // mla_decode.py:99: T.copy(p_half, p1)
+        // T.copy(p_half, p1)
         TILEOPS_UNROLL
         for (int k = 0; k < 4; ++k) store_matrix<4>(shared<bf16>(kP1 + (matrix ^ k * 32)), p_tile, k * 8, site(130));
 
         // O += P1 V1, O += P0 V0.
-        // mla_decode.py:95: with T.If(i > begin):  # before, o holds nothing
-        // mla_decode.py:96: steps.rescale(o, factor)
+        // with T.If(i > begin):  # before, o holds nothing
+        // steps.rescale(o, factor)
         if (any_of_warp(factor0 != 1.0f || factor1 != 1.0f, site(131))) {
           TILEOPS_UNROLL
           for (int i = 0; i < 128; ++i) o[i] *= i / 2 % 2 ? factor1 : factor0;
         }
-        // mla_decode.py:97: steps.clear_tail(k0, right, length - i * bn)
-        // mla_decode.py:98: steps.clear_tail(k1, right, length - i * bn - bn)
+        // steps.clear_tail(k0, right, length - i * bn)
+        // steps.clear_tail(k1, right, length - i * bn - bn)
         if (tokens < 128 && tokens != 64) {
           TILEOPS_NO_UNROLL
           for (int i = (tokens > 64 ? tokens - 64 : tokens) * 16 + lane; i < kBox / 8; i += 32) {
@@ -556,20 +558,20 @@ TILEOPS_KERNEL(mla_decode, mla_decode_params, 256, 1) {
         wgmma_fence(site(135));
         TILEOPS_UNROLL
         for (int k = 0; k < 4; ++k) {
-          // mla_decode.py:100: own1 = T.wgmma_gemm(p_half, k1[:, right], o, clear_accum=i == begin)
+          // own1 = T.wgmma_gemm(p_half, k1[:, right], o, clear_accum=i == begin)
           wgmma<256>(o, 0, p_tile, k * 8, v1_tile + (4 * kBox + k * 2048), k > 0 || page > begin, site(136));
         }
         wgmma_commit(site(137));
         fence_async_shared(site(138));
-        // mla_decode.py:113: T.wgmma_gemm(p0, k0[:, right], o)
+        // T.wgmma_gemm(p0, k0[:, right], o)
         named_barrier_sync(kP0Ready, 256, site(139));
         TILEOPS_UNROLL
         for (int k = 0; k < 4; ++k) wgmma<256>(o, 0, p0_tile + k * 32, v0_tile + (4 * kBox + k * 2048), 1, site(140));
         wgmma_commit(site(141));
         named_barrier_arrive(kP1Ready, 256, site(142));
 
-        // mla_decode.py:114: T.wait(own1)
-        // mla_decode.py:68: steps.load(kv_cache, place1, k1, rope, right)
+        // T.wait(own1)
+        // steps.load(kv_cache, place1, k1, rope, right)
         // The right boxes of K1 are free.
         wgmma_wait<1>(site(143));
         fence_operand(p_tile);
@@ -580,8 +582,8 @@ TILEOPS_KERNEL(mla_decode, mla_decode_params, 256, 1) {
             tma_load<L2::kEvictFirst>(shared<bf16>(kK1 + box * kBox), p.kv, at(box * 64, 0, page1[0]), full1 + box, site(146));
           }
         }
-        // mla_decode.py:83: steps.scores(q_tile, q_rope, k1, s, rope, right, left)
-        // mla_decode.py:69: steps.load(kv_cache, place0, k0, right)
+        // steps.scores(q_tile, q_rope, k1, s, rope, right, left)
+        // steps.load(kv_cache, place0, k0, right)
         // The next S1 behind it. After its first box P0 V0 is done: the right boxes of K0 are free.
         if (page + 2 < end) {
           wait(full1 + 8, phase, site(147));
@@ -601,7 +603,7 @@ TILEOPS_KERNEL(mla_decode, mla_decode_params, 256, 1) {
                                         full0 + box, site(154));
             }
           }
-          // mla_decode.py:63: place0, place1 = steps.blocks(config, block_table, request, i, end, length, page, unit, inverse)
+          // place0, place1 = steps.blocks(config, block_table, request, i, end, length, page, unit, inverse)
           load_global<1>(page0, 0, p.block_table, request * p.table_stride + min(page + 4, end - 1), site(155));
           load_global<1>(page1, 0, p.block_table, request * p.table_stride + min(page + 5, end - 1), site(156));
           if (page + 5 >= end) page1[0] = -1;
@@ -625,21 +627,21 @@ TILEOPS_KERNEL(mla_decode, mla_decode_params, 256, 1) {
     }
 
     // The piece is done when both groups are.
-    // mla_decode.py:115: for group, mine in ((0, sums0), (1, sums1)):
-    // mla_decode.py:116: with T.ws(group):
-    // mla_decode.py:117: T.reduce_sum(sums, top)
-    // mla_decode.py:118: T.copy(top, mine)
+    // for group, mine in ((0, sums0), (1, sums1)):
+    // with T.ws(group):
+    // T.reduce_sum(sums, top)
+    // T.copy(top, mine)
     sum0 = reduce_lanes<Sum, 4>(sum0, site(164));
     sum1 = reduce_lanes<Sum, 4>(sum1, site(165));
     if (lane % 4 == 0) {
       store_shared(row_sums, group * 64 + row0, sum0, site(166));
       store_shared(row_sums, group * 64 + row1, sum1, site(167));
     }
-    // mla_decode.py:119: whole = T.let("whole", (begin == 0) & (end * bn >= length))
+    // whole = T.let("whole", (begin == 0) & (end * bn >= length))
     whole = begin == 0 && end * 64 >= length[0];
     if (!whole) load_global<1>(split, 0, p.first_split, request, site(168));
-    // mla_decode.py:120: earlier = T.if_then_else(request == schedule[part, 0], schedule[part, 4], 0)
-    // mla_decode.py:121: piece = T.let("piece", first_split[request] + earlier)
+    // earlier = T.if_then_else(request == schedule[part, 0], schedule[part, 4], 0)
+    // piece = T.let("piece", first_split[request] + earlier)
     if (!whole) slot = split[0] + (request == part[0] ? part[4] : 0);
     ++request;
     begin = 0;

@@ -63,12 +63,9 @@ class Emitter:
     def load_element(self, element: ir.Element, name: str, at: str) -> None:
         """So many elements behind the first of its tensor."""
         self.line(f"Fragment<{CTYPES[element.dtype]}, 1> {name};")
-        self.line(self.element_load(element, name, at))
-        self.declared[element] = ir.Var(element.dtype, f"{name}[0]")
-
-    def element_load(self, element: ir.Element, name: str, at: str) -> str:
         pointer = f"global<{CTYPES[element.dtype]}>(p.{element.tensor.name})"
-        return f"load_global<1>({name}, 0, {pointer}, {at}, {self.site_at(self.kernel.location)});"
+        self.line(f"load_global<1>({name}, 0, {pointer}, {at}, {self.site_at(self.kernel.location)});")
+        self.declared[element] = ir.Var(element.dtype, f"{name}[0]")
 
     def site(self, stmt: ir.Stmt) -> str:
         return self.site_at(stmt.location)

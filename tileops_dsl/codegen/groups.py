@@ -63,7 +63,6 @@ def _head(stmt: ir.Stmt) -> tuple:
 
 
 def _at(w: Writer, stmt: At) -> None:
-    ahead = w.known_ahead(stmt)
     with w.block(""):
         value = w.number(stmt.value)
         if stmt.var in ir.subexprs(stmt.value):
@@ -71,7 +70,6 @@ def _at(w: Writer, stmt: At) -> None:
             value = "next"
         w.line(f"const int {stmt.var} = {value};")
         with w.scope(stmt.var):
-            w.declared = w.declared | ahead
             w.name_numbers([replace(inner, body=()) for inner in stmt.body])
             body(w, stmt.body)
 

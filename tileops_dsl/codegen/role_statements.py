@@ -179,13 +179,8 @@ def pipelined(w: Writer, stmt: ir.Pipelined) -> None:
     if w.late:
         w.line("int before = 0;")
     start, end = w.number(stmt.start), w.number(stmt.extent)
-    for element in w.ahead(stmt):
-        w.line(f"Fragment<int, 1> ahead_{w.names[element]};")
-        w.line(f"fill<1>(ahead_{w.names[element]}, 0, 0);")  # stays where there is no next iteration
-    w.load_ahead(stmt, ir.call("add", stmt.start, stmt.step))
     with w.loop(stmt.var, end, start, stmt.step, unrolled=False), w.scope(stmt.var):
         w.name_numbers(stmt.body)
-        w.take_ahead(stmt)
         w.body(w, stmt.body)
 
 

@@ -81,34 +81,6 @@ class Writer(Emitter):
             self.line(f"const {CTYPES[expr.dtype]} {name} = {self.number(expr)};")
             self.declared[expr] = ir.Var(expr.dtype, name)
 
-    def ahead(self, loop: ir.Pipelined) -> list[ir.Element]:
-        """Elements of the next iteration that one of an innermost loop uses: loaded one before, they are there in time."""
-        statements, following = list(ir.walk(loop.body)), ir.call("add", loop.var, loop.step)
-        if any(isinstance(stmt, ir.Pipelined) for stmt in statements):
-            return []
-        late = [stmt for stmt in statements if isinstance(stmt, At) and (stmt.var, stmt.value) == (loop.var, following)]
-        found = {e for at in late for e in _used(at.body) if isinstance(e, ir.Element) and loop.var in ir.subexprs(e)}
-        return sorted(found, key=str)
-
-    def load_ahead(self, loop: ir.Pipelined, iteration: ir.Expr) -> None:
-        for element in self.ahead(loop):
-            there = ir.replaced(element, {loop.var: iteration})
-            load = self.element_load(there, f"ahead_{self.names[element]}", self.offset(there.tensor, there.indices))
-            self.line(f"if ({self.number(ir.call('lt', iteration, loop.extent))}) {load}")
-
-    def take_ahead(self, loop: ir.Pipelined) -> None:
-        """Those of the next iteration, in the place of which the ones behind it are loaded."""
-        for element in self.ahead(loop):
-            name, there = self.names[element], ir.replaced(element, {loop.var: ir.call("add", loop.var, loop.step)})
-            self.line(f"const int next_{name} = ahead_{name}[0];")
-            self.declared[there] = ir.Var(element.dtype, f"next_{name}")
-        self.load_ahead(loop, ir.call("add", loop.var, 2 * loop.step))
-
-    def known_ahead(self, at: At) -> dict[ir.Expr, ir.Var]:
-        """What its statements use and load_ahead has loaded, as they name it."""
-        used = {e: ir.replaced(e, {at.var: at.value}) for e in _used(at.body) if isinstance(e, ir.Element)}
-        return {element: self.declared[ahead] for element, ahead in used.items() if ahead in self.declared}
-
     def offset(self, tensor: ir.Tensor, indices) -> str:
         """The last dimension has unit stride."""
         *outer, last = (self.number(i, 3) for i in indices)

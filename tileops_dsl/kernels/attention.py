@@ -56,10 +56,23 @@ def maximum(s, top, key, limit, fewest):
     T.reduce_max(s, top)
 
 
+def maximum_in_piece(s, top, key, fewest, limit, numbers):
+    """The same with limits that are computed where they count: registers are few."""
+    with T.If(key + s.shape[1] > fewest):
+        limits(limit, *numbers)
+        hide(s, key, limit)
+    T.reduce_max(s, top)
+
+
 def hide(s, key, limit):
     """Scores of keys from `limit` on count for nothing."""
     for r, c in T.Parallel(*s.shape):
         s[r, c] = T.if_then_else(key + c < limit[r], s[r, c], -T.infinity())
+
+
+def copy_each(*pairs):
+    for src, dst in pairs:
+        T.copy(src, dst)
 
 
 def raise_maximum(top, peak, factor, scale_log2):

@@ -2,7 +2,7 @@
 
 q [n, rows, 576] (rows: sq tokens x heads, heads fastest), kv_cache [pages, page, 576], out [n, rows, 512], lse [n, heads, sq].
 A part is a piece of all requests, in blocks of 64 tokens; what belongs to a split one goes to `partial`. Group 0 has the scores
-of the first of two blocks and the left half of o, group 1 the others. Each half has its group's P in registers.
+of the first of two blocks and the left half of o, group 1 the others; group 2 loads. Each half has its group's P in registers.
 """
 
 import tileops_dsl.language as T
@@ -51,6 +51,7 @@ def mla_decode(config: MlaConfig):
                 blocks = T.max(T.ceildiv(length, bn), 1)
                 end = T.let("end", T.if_then_else(request == schedule[part, 2], schedule[part, 3], blocks))
                 fewest = T.let("fewest", T.min(length + steps.beyond(first, heads, sq, causal), end * bn))  # that a row sees
+                numbers = first, length, end * bn, heads, sq, causal  # that say which keys a row sees
                 with T.ws(0):
                     steps.load(q, (request, first), q_tile, left, rope)
                 with T.ws(1):
@@ -68,13 +69,9 @@ def mla_decode(config: MlaConfig):
                         steps.load(kv_cache, place1, k1, *halves, left)
                     with T.ws(0):
                         steps.scores(q_tile, q_rope, k0, s, rope, left, right)
-                        with T.If(i * bn + bn > fewest):
-                            steps.limits(limit, first, length, end * bn, heads, sq, causal)
-                            steps.hide(s, i * bn, limit)
-                        T.reduce_max(s, top)
+                        steps.maximum_in_piece(s, top, i * bn, fewest, limit, numbers)
                         steps.raise_maximum(top, peak, factor, scale_log2)
-                        T.copy(peak, peak0)
-                        T.copy(factor, factor0)
+                        steps.copy_each((peak, peak0), (factor, factor0))
                         steps.exponentials(s, peak, scale_log2)
                         steps.assign(p_half, s)
                         T.copy(p_half, p0)
@@ -86,10 +83,7 @@ def mla_decode(config: MlaConfig):
                         T.reduce_sum(s, sums, clear=False, partial=True)
                     with T.ws(1):
                         steps.scores(q_tile, q_rope, k1, s, rope, right, left)
-                        with T.If(i * bn + 2 * bn > fewest):
-                            steps.limits(limit, first, length, end * bn, heads, sq, causal)
-                            steps.hide(s, i * bn + bn, limit)
-                        T.reduce_max(s, top)
+                        steps.maximum_in_piece(s, top, i * bn + bn, fewest, limit, numbers)
                         T.copy(factor0, other)
                         steps.scale(sums, other)
                         with T.If(i > begin):
@@ -98,8 +92,7 @@ def mla_decode(config: MlaConfig):
                         cross1 = T.wgmma_gemm(p0, k0[:, right], o, clear_accum=i == begin)
                         T.copy(peak0, peak)
                         steps.raise_maximum(top, peak, factor, scale_log2)
-                        T.copy(peak, peak1)
-                        T.copy(factor, factor1)
+                        steps.copy_each((peak, peak1), (factor, factor1))
                         steps.exponentials(s, peak, scale_log2)
                         steps.assign(p_half, s)
                         T.wait(cross1)
@@ -111,8 +104,7 @@ def mla_decode(config: MlaConfig):
                             T.wgmma_gemm(p_half, k1[:, half], o[:, half.start - right.start : half.stop - right.start])
                         T.reduce_sum(s, sums, clear=False, partial=True)
                     with T.ws(0):
-                        T.copy(factor1, other)
-                        T.copy(peak1, peak)
+                        steps.copy_each((factor1, other), (peak1, peak))
                         steps.scale(sums, other)
                         T.wait(own0)
                         steps.rescale(o, other)

@@ -192,18 +192,11 @@ class Edges:
         around = others[told - 1].around
         while told < len(others) and others[told].publishes and others[told].around == around:
             told += 1  # what follows is announced with it
-        if told < len(others) and others[told].around == around and self.begins_at_once(others[told].stmt):
-            told += 1  # behind the product's issue, which is not to wait for the announcement
         last = others[told - 1]
         for group, reached in {**last.clock, first.group: told}.items():
             second.clock[group] = max(second.clock.get(group, 0), reached)
         second.met = second.index
         self.waits.setdefault((last.level(second), second.level(first)), (last, second))
-
-    def begins_at_once(self, stmt: ir.Stmt) -> bool:
-        """Whether it is a product in front of which nothing is waited for."""
-        waiting = {place for places in self.full.values() for place in places} | {second for _, second in self.waits}
-        return isinstance(stmt, ir.Gemm) and stmt not in waiting and stmt not in self.retires
 
     def met(self, step: Step, other: Step) -> bool:
         """Whether one thread of a group knows that the others are done with what they accessed themselves."""
@@ -248,7 +241,7 @@ def _refills(found: Edges) -> list[Refill]:
 
 
 def _first(found: Edges, load: Step, group: int) -> Step:
-    """The group's step in front of which the load may be issued: not early where stores that read the box are to be waited for."""
+    """The group's step in front of which it may be issued: not early where stores that read the box are to be waited for."""
     own, values = found.steps[group], load.values
     end = min((step.index for step in load.awaited if step.group == group), default=len(own) - 1)
     for step in (step for step in own[load.index if load.stored else 0 : end + 1] if not step.conditions):

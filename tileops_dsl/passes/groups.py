@@ -47,7 +47,7 @@ class _Group:
             elif not (is_load(stmt) or isinstance(stmt, ir.Wait)):
                 out.append(stmt)
             out += self.behind(stmt)
-        return tuple(chunked(_fenced_late(out)))
+        return tuple(chunked(out))
 
     def in_front(self, stmt: ir.Stmt) -> list[ir.Stmt]:
         where, ready = stmt.location, enumerate(self.found.ready, 1)
@@ -92,15 +92,6 @@ def _free(load: ir.Copy) -> tuple[str, ir.Const]:
     """The barrier at which the group that loads waits for all of the load's boxes: the first one's."""
     root, first = boxes(load.dst)[0]
     return f"{root.name}_free", ir.Const("int32", first)
-
-
-def _fenced_late(body: list[ir.Stmt]) -> list[ir.Stmt]:
-    """A fence, a product, the announcement of what was written: the product is issued first."""
-    for n, (fence, product, meet) in enumerate(zip(body, body[1:], body[2:])):
-        issued = isinstance(product, Issue) and isinstance(product.op, ir.Gemm) and product.op.a.scope == "fragment"
-        if isinstance(fence, Fence) and issued and isinstance(meet, Meet):
-            body[n : n + 2] = product, fence
-    return body
 
 
 def _rotated(loop: ir.Pipelined) -> list[ir.Stmt]:
