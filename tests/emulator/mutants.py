@@ -252,7 +252,7 @@ TAKEN = "the next commit takes the product along, and nothing is waited for befo
 TAILS = "where a page has a tail, the next one has, too, behind which the group fences what it wrote to both"
 ZEROS = "clears whole rows, in whatever order"
 READ = "what the stores read lies over the queries, which are handed back when it has been read"
-MLA_DECODE, MLA_SCORES = r"mla_decode/sm_90a\S*", r"(done = |T.wait\(T.wgmma_gemm\(q_rope)"
+MLA_DECODE, MLA_SCORES = r"mla_decode/sm_90a\S*", r"(done = |first = T.wgmma_gemm\(q_rope)"
 EQUIVALENT = [
     ("reconvergence", LANES, r"\S+ sync_warp@\d+ suppress .*"),
     ("late fence", FENCED, r"flash_attention/\S+ wgmma_fence@\d+ suppress T.gemm\(.* stage=1\)"),
