@@ -131,7 +131,6 @@ const char* why_other_kind(const AttentionVariant& v, const AttentionCall& call)
 
 const char* why_not(const AttentionVariant& v, const AttentionCall& call) {
   if (const char* reason = why_other_kind(v, call)) return reason;
-  if (v.lengths && call.has_copies()) return "rows of q, keys, values and out are not aligned to 16 bytes";
   if (v.paged && v.target == Target::sm_90a && (call.sk() & -call.sk()) * kBoxes < v.bn) return "a page is not a multiple of 2";
   return counts_in_32_bits(v, call) ? nullptr : "it counts queries, keys, heads and tiles in 32 bits";
 }
@@ -142,7 +141,7 @@ AttentionChoice choose_lengths(const char* op, const Device& device, const Atten
   if (!found.first) return {nullptr, none_fits(op, what, device, found.last_reason)};
   keep_narrowest(&found);
   const std::string& force = knobs().force;
-  return {found.first, force.empty() ? "it serves " + what : "TILEOPS_FORCE=" + force + " is set"};
+  return {found.first, (force.empty() ? "it serves " + what : "TILEOPS_FORCE=" + force + " is set") + copies_text(call)};
 }
 
 AttentionChoice choose_attention(const Device& device, const AttentionCall& call) {

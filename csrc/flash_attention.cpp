@@ -4,8 +4,8 @@
 #include <algorithm>
 #include <vector>
 
-#include "allocate.h"
 #include "attention_check.h"
+#include "attention_copies.h"
 #include "attention_launch.h"
 #include "attention_options.h"
 #include "ops.h"
@@ -58,37 +58,13 @@ struct FlashAttention final : PairOp {
   void launch(Device& device, const ChosenKernel& kernel, const std::vector<Place>& places,
               cudaStream_t stream) const override {
     AttentionCall call = call_for(places);
-    if (call.has_copies()) return launch_on_copies(device, *kernel.attention, call, places[0], stream);
+    const AttentionCopies copies(&call, input(0), input(1), input(2));
     launch_attention(device, *kernel.attention, call, stream);
+    copies.bring_back(places[0].handle);
   }
 
  private:
   const TensorView& input(int number) const { return *inputs[number].tensor; }
-
-  void launch_on_copies(Device& device, const AttentionVariant& variant, AttentionCall& call, const Place& out,
-                        cudaStream_t stream) const {
-    const NoGrad no_grad;
-    Owned copies[3], result;
-    AttentionTensor* read[] = {&call.q, &call.k, &call.v};
-    for (int i = 0; i < 3; ++i) {
-      if (!read[i]->copied) continue;
-      copies[i] = allocate_copy(read[i]);
-      torch_check(aoti_torch_copy_(copies[i].get(), input(i).handle, 0), "copying q, k or v");
-    }
-    if (call.out.copied) result = allocate_copy(&call.out);
-    launch_attention(device, variant, call, stream);
-    if (result) torch_check(aoti_torch_copy_(out.handle, result.get(), 0), "copying the result to its place");
-  }
-
-  // A view of whole rows of 16 bytes: behind those of q, k and v the kernel reads nothing, those of out it writes.
-  Owned allocate_copy(AttentionTensor* tensor) const {
-    const int64_t* e = tensor->extents;
-    const Owned rows = empty_contiguous({e[0], e[1], e[2], tensor->strides[2]}, type, input(0), "allocating a copy");
-    tensor->data = mutable_data(rows.get());
-    AtenTensorHandle copy = nullptr;
-    torch_check(aoti_torch_as_strided(rows.get(), e, tensor->strides, &copy), "taking a view of a copy");
-    return Owned(copy);
-  }
 
   AttentionCall call_for(const std::vector<Place>& places) const {
     const auto tensor = [&](const TensorView& view) {

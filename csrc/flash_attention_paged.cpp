@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "attention_check.h"
+#include "attention_copies.h"
 #include "attention_decode.h"
 #include "attention_lengths.h"
 #include "attention_options.h"
@@ -72,6 +73,7 @@ struct FlashAttentionPaged final : PairOp {
     chosen.reason = few.reason;
     if (few.is_last) return chosen;
     chosen.reason = why_not_packed(call);
+    if (chosen.reason.empty()) chosen.reason = why_not_copied(call);
     if (!chosen.reason.empty()) return chosen;
     AttentionChoice choice = choose_lengths(kOp, device, packed(call.attention));
     chosen.attention = choice.variant;
@@ -101,7 +103,9 @@ struct FlashAttentionPaged final : PairOp {
     lengths.block_table_stride = table.stride;
     lengths.table_width = call.table_width;
     lengths.lse_stride = lse_rows(call.attention);
+    const AttentionCopies copies(&call.attention, input(kQ), input(kK), input(kV));
     launch_lengths(device, *kernel.attention, packed(call.attention), lengths, input(kQ), stream);
+    copies.bring_back(places[0].handle);
   }
 
  private:
@@ -155,6 +159,14 @@ struct FlashAttentionPaged final : PairOp {
     }
     if (!is_packed(call.attention.q) || !is_packed(call.attention.out)) return "sequences of q or out do not lie one behind the other";
     return lse_rows(call.attention) < 0 ? "sequences of lse do not lie whole rows apart" : "";
+  }
+
+  // Caches are copied whole, so that pages keep their numbers: worth it where calls read about as much.
+  std::string why_not_copied(const DecodeCall& call) const {
+    const bool copied = call.attention.k.copied || call.attention.v.copied;
+    const bool fits = input(kK).sizes[0] <= 2 * call.table_width * input(kTable).sizes[0];
+    if (!copied || fits) return "";
+    return "rows of the caches are not aligned to 16 bytes, and the caches have more than twice the pages that block_table lists";
   }
 
   // The rows of all requests as those of one.

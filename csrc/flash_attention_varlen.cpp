@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "attention_check.h"
+#include "attention_copies.h"
 #include "attention_lengths.h"
 #include "attention_options.h"
 #include "index_tensor.h"
@@ -65,7 +66,8 @@ struct FlashAttentionVarlen final : PairOp {
   void launch(Device& device, const ChosenKernel& kernel, const std::vector<Place>& places,
               cudaStream_t stream) const override {
     const NoGrad no_grad;
-    const AttentionCall call = call_for(places);
+    AttentionCall call = call_for(places);
+    const AttentionCopies copies(&call, input(kQ), input(kK), input(kV));
     const IndexTensor q(input(kOffsetsQ)), k(input(kOffsetsK)), used = used_ ? IndexTensor(*used_) : IndexTensor();
     Lengths lengths = {};
     lengths.requests = input(kOffsetsQ).sizes[0] - 1;
@@ -75,6 +77,7 @@ struct FlashAttentionVarlen final : PairOp {
     lengths.cu_seqlens_k = k.data;
     lengths.seqlens_k = used.data;
     launch_lengths(device, *kernel.attention, call, lengths, input(kQ), stream);
+    copies.bring_back(places[0].handle);
   }
 
  private:

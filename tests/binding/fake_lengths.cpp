@@ -95,7 +95,9 @@ void run(const AttentionVariant& v, const cudaLaunchConfig_t& config, const Para
   const int32_t count = *static_cast<const int32_t*>(p.tile_count);
   const bool numbers = p.batches == 1 && p.tiles_stride[0] == 8 && p.tiles_stride[1] == 1 && count <= p.most_tiles &&
                        p.sinks_stride[1] == 0 && config.numAttrs == 0 && int64_t(config.gridDim.x) <= int64_t(p.most_tiles) * p.heads;
-  const bool columns = q.columns == keys.k.columns && out.columns == keys.v.columns && out.columns % 8 == 0;
+  const int64_t pairs = (out.columns + 1) / 2 * 2;  // a store writes two columns
+  const bool room = (p.heads == 1 || p.out_stride[1] >= pairs) && (p.sq == 1 || p.out_stride[2] >= pairs);
+  const bool columns = q.columns == keys.k.columns && out.columns == keys.v.columns && room;
   if (!numbers || !columns) abort();
   std::vector<int> listed(p.sq);
   for (int32_t n = 0; n < count; ++n) {

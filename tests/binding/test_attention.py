@@ -68,11 +68,10 @@ def test_arguments_arrive_at_the_twin(fake, op):
 
 
 NO_KERNEL = "this build has no {} kernel for bfloat16 "
-UNALIGNED = "fits (the last one tried: rows of q, keys, values and out are not aligned to 16 bytes)"
+COPIES = "it serves bfloat16 head dims 8 and 3{}; by copies with rows of whole 16 bytes: v, out"
+BY_COPIES = {"flash_attention_varlen": ("lengths", ""), "flash_attention_paged": ("lengths_paged", ", page 4")}
 REASONS = {
     "flash_attention": 'no kernel was measured on Fake "GPU" near bfloat16 head dims 8 and 3, 8 heads of 5x6, with copies',
-    "flash_attention_varlen": "no {} kernel for bfloat16 head dims 8 and 3 " + UNALIGNED,
-    "flash_attention_paged": "no {} kernel for bfloat16 head dims 8 and 3, page 4 " + UNALIGNED,
     "mla_decode": NO_KERNEL + "head dims 6 and 4, page 4",
 }
 
@@ -80,7 +79,11 @@ REASONS = {
 @pytest.mark.parametrize("op", OPS)
 def test_explain(fake, op):
     explain = getattr(fake.ops, f"_explain_{op}")
-    if op in REASONS:
+    if op in BY_COPIES:
+        kind, page = BY_COPIES[op]
+        name = f"flash_attention_sm_90a_bf16_128x128x64_{kind}_window_sinks"
+        assert explain(**random(good(op), BF16)) == f"kernel\t{name}\t{COPIES.format(page)}"
+    elif op in REASONS:
         assert explain(**random(good(op), BF16)) == f"eager\t\t{REASONS[op].format(op)}"
         assert explain(**good(op)) == f"eager\t\t{op} kernels take bfloat16 and float16, and q is float32"
     fake.knobs(force="eager")

@@ -293,10 +293,7 @@ def test_what_is_said(fake):
     assert found == ["kernel", SINKS, "it serves bfloat16 head dim 64 with a window and sinks"]
 
 
-UNALIGNED = (
-    "no flash_attention_varlen kernel for bfloat16 {} fits "
-    "(the last one tried: rows of q, keys, values and out are not aligned to 16 bytes)"
-)
+COPIES = "; by copies with rows of whole 16 bytes: "
 REFUSED = [
     ({"dtype": F32}, {}, "flash_attention_varlen kernels take bfloat16 and float16, and q is float32"),
     *(({}, {"scale": s}, "flash_attention_varlen kernels take a scale above 0 in float32") for s in (0.0, -1.0, 1e-60)),
@@ -307,8 +304,6 @@ REFUSED = [
         {"softcap": 2.0},
         "this build has no flash_attention_varlen kernel for float16 head dim 64 with a softcap",
     ),
-    ({"d": 60}, {}, UNALIGNED.format("head dim 60")),
-    ({"dv": 36}, {"causal": True}, UNALIGNED.format("causal head dims 64 and 36")),
 ]
 
 
@@ -324,11 +319,27 @@ def test_what_no_kernel_serves(fake, sizes, options, reason):
 
 
 @pytest.mark.parametrize("number", range(3))
-def test_what_tma_cannot_address(fake, number):
-    given = list(arguments(*ragged([5, 1], [7, 4])))
+def test_what_tma_cannot_address_is_copied(fake, number):
+    q, k, v = ragged([5, 1], [7, 4])
+    given = list(arguments(q, k, v))
     for change in (lambda t: torch.stack((t, t), -1)[..., 0], lambda t: torch.nn.functional.pad(t, (0, 1))[..., :-1]):
         tensors = [change(t) if n == number else t for n, t in enumerate(given)]
-        assert explain(fake, *tensors) == ["eager", "", UNALIGNED.format("head dim 64")]
+        assert check(fake, q, k, v, tensors, causal=True) == CAUSAL
+        assert explain(fake, *tensors)[2] == f"it serves bfloat16 head dim 64{COPIES}{'qkv'[number]}"
+
+
+DIMS = [(60, 60, "q, k, v, out"), (64, 36, "v, out"), (37, 64, "q, k"), (1, 3, "q, k, v, out")]
+
+
+@pytest.mark.parametrize("d, dv, names", DIMS)
+@pytest.mark.parametrize("mask", ["full", "causal", "sinks"])
+def test_other_head_dims_are_copied(fake, mask, d, dv, names):
+    options, name = MASKS[mask]
+    q, k, v = ragged([130, 0, 5], [40, 9, 70], d=d, dv=dv)
+    before = fake.get("copies")
+    assert check(fake, q, k, v, **options) == name
+    assert fake.get("copies") - before == len(names.split(", "))
+    assert explain(fake, *arguments(q, k, v), **options)[2].endswith(COPIES + names)
 
 
 def test_force(fake):
@@ -398,7 +409,7 @@ def test_out(fake, number):
         storage.fill_(7)
     before = fake.get("copies")
     given = fake.ops.flash_attention_varlen.out(*arguments(q, k, v), causal=True, out=out, lse=lse)
-    assert fake.get("copies") - before == (0 if direct else 2)
+    assert fake.get("copies") - before == (not direct)
     assert (given[0].data_ptr(), given[1].data_ptr()) == (out.data_ptr(), lse.data_ptr())
     close(out, lse, q, k, v, causal=True)
     out.fill_(7)

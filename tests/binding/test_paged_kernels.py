@@ -196,7 +196,7 @@ def test_out_of_tiles(fake, number):
         (randn(2, 70, 4, 72)[..., :64], 0),
         (randn(4, 2, 70, 64).permute(1, 2, 0, 3), 0),
         (randn(2, 71, 4, 64)[:, :-1], 2),
-        (randn(2, 70, 4, 65)[..., :64], 2),
+        (randn(2, 70, 4, 65)[..., :64], 1),
         (randn(2, 4, 70, 64).transpose(1, 2), 2),
     ]
     whole(fake, q, k, v, cache, outs[number][0], torch.empty(2, 4, 70), outs[number][1])
@@ -309,7 +309,7 @@ def test_out(fake, layout, queries):
 def test_an_out_that_is_not_aligned_takes_a_copy_of_the_results(fake):
     q, k, v, cache = chunk([1] * 3, [13, 0, 2], 16)
     for out in (randn(3, 1, 4, 65)[..., :64], randn(3, 1, 4, 64, 2)[..., 0], randn(3, 1, 4, 64, offset=1)):
-        whole(fake, q, k, v, cache, out, torch.empty(3, 4, 1), 2)
+        whole(fake, q, k, v, cache, out, torch.empty(3, 4, 1), 1)
 
 
 # ---- what all of them read
@@ -381,7 +381,7 @@ def test_the_fallback_gives_the_same(fake, kind, mask):  # B65
 # ---- the choice
 
 
-UNALIGNED = "(the last one tried: rows of q, keys, values and out are not aligned to 16 bytes)"
+COPIES = "; by copies with rows of whole 16 bytes: "
 TEXT = "flash_attention_paged kernel for bfloat16"
 
 
@@ -399,8 +399,10 @@ def test_what_no_kernel_serves(fake, rows):
     types = "flash_attention_paged kernels take bfloat16 and float16, and q is float32"
     assert reason(floats[0], (*floats[1:], *cache[2:])) == types
     assert reason(q, cache, scale=-1.0) == "flash_attention_paged kernels take a scale above 0 in float32"
-    apart = pad(cache[0], (0, 1))[..., :-1]
-    assert reason(q, (apart, *cache[1:])) == f"no {TEXT} head dim 64, page 16 fits {UNALIGNED}"
+    apart = pad(cache[0], (0, 1, 0, 0, 0, 0, 0, 100))[..., :-1]
+    assert reason(q, (apart, pad(cache[1], (0, 0, 0, 0, 0, 0, 0, 100)), *cache[2:])) == (
+        "rows of the caches are not aligned to 16 bytes, and the caches have more than twice the pages that block_table lists"
+    )
     wide = chunk([rows] * 2, [13, 2], 16, d=300)
     assert reason(torch.stack(wide[0]), wide[3]) == f"this build has no {TEXT} head dim 300, page 16"
     assert reason(q, (*cache[:2], cache[2][:, :0], cache[3])) == "block_table lists no page"
@@ -409,6 +411,14 @@ def test_what_no_kernel_serves(fake, rows):
         assert reason(q, nothing) == "the caches hold no key"
         out, lse = fake.ops.flash_attention_paged(q, *nothing[:3], torch.zeros_like(cache[3]))
         assert not out.any() and (lse == -math.inf).all()
+
+
+@pytest.mark.parametrize("d, dv, names", [(60, 60, "q, k, v, out"), (64, 36, "v, out"), (37, 64, "q, k")])
+@pytest.mark.parametrize("rows", [1, 70])
+def test_other_head_dims_are_copied(fake, rows, d, dv, names):
+    q, _, _, cache = chunk([rows] * 2, [130, 70], 16, d=d, dv=dv)
+    same_as_eager(fake, "flash_attention_paged", torch.stack(q), *cache, causal=True)
+    assert explain(fake, torch.stack(q), *cache, causal=True)[2].endswith(COPIES + names)
 
 
 @pytest.mark.parametrize("rows", [1, 70])

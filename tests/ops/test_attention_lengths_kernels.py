@@ -3,6 +3,7 @@
 compute-sanitizer --tool racecheck python -m pytest tests/ops/test_attention_lengths_kernels.py -k small     for a sanitizer
 """
 
+import itertools
 import json
 from pathlib import Path
 
@@ -57,6 +58,12 @@ def dims(kernel):
     return [(d, dv), (d - 8, dv - 16)]
 
 
+def ragged_dims(kernel):
+    """Whose rows do not end at 16 bytes, so that they are copied: of all, of queries and keys, of values and results."""
+    d, dv = kernel["tile"][2], kernel["head_dim_v"]
+    return [(d - 3, dv - 5), (d - 1, dv), (d, dv - 8 + 1), (33, 1)]
+
+
 def ragged(lengths, heads, dim, dtype, seed):
     return [normal(n, heads, dim, dtype=dtype, device="cuda", seed=seed + i) for i, n in enumerate(lengths)]
 
@@ -71,7 +78,7 @@ LENGTHS = [
 def test_varlen(name):
     kernel, heads, kv_heads = VARLEN[name], 6, 2
     dtype = DTYPES[kernel["x"]]
-    for (rows, keys), (d, dv) in zip(LENGTHS, dims(kernel), strict=True):
+    for (rows, keys), (d, dv) in zip(itertools.cycle(LENGTHS), [*dims(kernel), *ragged_dims(kernel)]):
         q, k, v = (
             ragged(n, h, m, dtype, s) for n, h, m, s in ((rows, heads, d, 1), (keys, kv_heads, d, 30), (keys, kv_heads, dv, 60))
         )
@@ -109,6 +116,9 @@ def test_paged(name, page):
         for options in masks(kernel, 6)[:: 1 if page == 16 else 3]:
             check_paged(name, kernel, rows, keys, page, 6, 2, d, dv, options, True)
     check_paged(name, kernel, [150] * 3, [400, 150, 30], page, 6, 2, *dims(kernel)[0], masks(kernel, 6)[0], False)
+    for n, (d, dv) in enumerate(ragged_dims(kernel)):
+        check_paged(name, kernel, *LENGTHS[n % 2], page, 6, 2, d, dv, masks(kernel, 6)[-1], True)
+        check_paged(name, kernel, [1] * 3, [400, 150, 30], page, 6, 2, d, dv, masks(kernel, 6)[-1], False)
 
 
 @pytest.mark.parametrize("page", [1, 2, 16, 48, 64, 256])
