@@ -138,9 +138,9 @@ def flash_attention_paged(
 
     Key j of sequence b, for j < cache_seqlens[b], is slot j % page of page block_table[b, j // page]. Causal masks and windows
     are bottom-right aligned within each sequence, so the last query stands on the last key in the cache: the keys of the
-    queries themselves are in the cache already. Caches that lie otherwise than in rows at multiples of 16 bytes (head dims that are
-    no multiple of 8) are copied in each call, if they have no more than twice the pages that `block_table` lists; eager PyTorch
-    computes the others.
+    queries themselves are in the cache already. Caches that lie otherwise than in rows at multiples of 16 bytes (head dims
+    that are no multiple of 8) are copied in each call, if they have no more than twice the pages that `block_table` lists;
+    eager PyTorch computes the others.
 
     Args:
         q: [B, Sq, H, D], or with `cu_seqlens_q` [total_q, H, D]; bfloat16, float16 or float32 (which no kernel takes), any

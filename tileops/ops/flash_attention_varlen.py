@@ -191,8 +191,8 @@ def flash_attention_varlen(
     """`flash_attention` of each of B sequences, packed one behind the other; float32 softmax and sums, one rounding.
 
     Sequence b has the queries cu_seqlens_q[b] to cu_seqlens_q[b + 1] - 1 and the keys cu_seqlens_k[b] to cu_seqlens_k[b + 1]
-    - 1, either of which may be none; causal masks and windows are bottom-right aligned within each sequence. What lies otherwise
-    than in rows at multiples of 16 bytes is copied first, as by `flash_attention`.
+    - 1, either of which may be none; causal masks and windows are bottom-right aligned within each sequence. What lies
+    otherwise than in rows at multiples of 16 bytes is copied first, as by `flash_attention`.
 
     Args:
         q: [total_q, H, D], bfloat16, float16 or float32 (which no kernel takes), any strides.
