@@ -28,6 +28,12 @@ Owned empty_int32(const std::vector<int64_t>& sizes, const TensorView& like, con
   return empty(static_cast<int64_t>(sizes.size()), sizes.data(), strides.data(), aoti_torch_dtype_int32(), like, doing);
 }
 
+Owned strided_view(AtenTensorHandle tensor, int64_t ndim, const int64_t* sizes, const int64_t* strides, int64_t offset) {
+  AtenTensorHandle view = nullptr;
+  torch_check(aoti_torch__reinterpret_tensor(tensor, ndim, sizes, strides, offset, &view), "taking a view");
+  return Owned(view);
+}
+
 std::vector<int64_t> contiguous_strides(const std::vector<int64_t>& sizes) {
   std::vector<int64_t> strides(sizes.size());
   int64_t stride = 1;

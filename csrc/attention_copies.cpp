@@ -14,10 +14,7 @@ Owned allocate_copy(AttentionTensor* tensor, DType type, const TensorView& like)
   sizes.push_back(tensor->strides[2]);
   const Owned rows = empty_contiguous(sizes, type, like, "allocating a copy");
   tensor->data = mutable_data(rows.get());
-  AtenTensorHandle copy = nullptr;
-  torch_check(aoti_torch__reinterpret_tensor(rows.get(), like.ndim, e + first, tensor->strides + first, 0, &copy),
-              "taking a view of a copy");
-  return Owned(copy);
+  return strided_view(rows.get(), like.ndim, e + first, tensor->strides + first);
 }
 
 }  // namespace

@@ -83,12 +83,6 @@ struct Rows {
   Owned copy;
 };
 
-Owned strided_view(AtenTensorHandle tensor, int64_t ndim, const int64_t* sizes, const int64_t* strides) {
-  AtenTensorHandle view = nullptr;
-  torch_check(aoti_torch__reinterpret_tensor(tensor, ndim, sizes, strides, 0, &view), "taking a view");
-  return Owned(view);
-}
-
 // sizes [request, key head, query, head of the group(, columns)] of a tensor [request, query, head(, columns)], with the strides of
 // request, query, head and column given.
 Owned view_of_rows(const DecodeCall& call, AtenTensorHandle tensor, int64_t request, int64_t query, int64_t head, int64_t column,

@@ -134,10 +134,8 @@ struct MlaDecode final : PairOp {
   }
 
   static void copy_into(const Owned& rows, const TensorView& from, const std::vector<int64_t>& strides, int64_t column) {
-    AtenTensorHandle view = nullptr;
-    torch_check(aoti_torch__reinterpret_tensor(rows.get(), 4, from.sizes, strides.data(), column, &view), "taking a view");
-    const Owned columns(view);
-    torch_check(aoti_torch_copy_(view, from.handle, 0), "copying q or q_rope");
+    const Owned columns = strided_view(rows.get(), 4, from.sizes, strides.data(), column);
+    torch_check(aoti_torch_copy_(columns.get(), from.handle, 0), "copying q or q_rope");
   }
 
   static void check_like_q(const TensorView& q, const NamedTensor& tensor, const char* form) {

@@ -55,8 +55,6 @@ AOTITorchError torch_get_mutable_data_ptr(AtenTensorHandle tensor, void** ret_da
 
 AOTITorchError aoti_torch_empty_strided(int64_t ndim, const int64_t* sizes, const int64_t* strides, int32_t dtype,
                                         int32_t device_type, int32_t device_index, AtenTensorHandle* ret_new_tensor);
-AOTITorchError aoti_torch_as_strided(AtenTensorHandle self, const int64_t* sizes_ptr, const int64_t* strides_ptr,
-                                     AtenTensorHandle* ret);
 AOTITorchError aoti_torch__reinterpret_tensor(AtenTensorHandle self, int64_t ndim, const int64_t* sizes_ptr,
                                               const int64_t* strides_ptr, int64_t storage_offset, AtenTensorHandle* ret_new_tensor);
 AOTITorchError aoti_torch_copy_(AtenTensorHandle self, AtenTensorHandle src, int32_t non_blocking);

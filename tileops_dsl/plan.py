@@ -61,7 +61,7 @@ def divides_rows(kernel: ir.Kernel) -> bool:
 
 
 def feeds_itself(kernel: ir.Kernel) -> bool:
-    """Whether T.ws says who does what: a role for each group, and no producer."""
+    """Whether T.ws says who does what: a role for each group, of which one may only load, and no producer beside them."""
     return any(ir.walk(kernel.body, ir.On))
 
 

@@ -20,11 +20,12 @@ def emit_roles(kernel: ir.Kernel, name: str, struct: str) -> tuple[str, dict[int
     w = Writer(kernel, fragments=group_fragments, statements=how.STATEMENTS, body=how.body)
     _frame(w)
     (groups.declare if kernel.grid else count_tiles)(w)
-    for i, role in enumerate(sorted(kernel.roles, key=lambda role: not role.loads)):
-        last = i == len(kernel.roles) - 1
-        w.line("} else " * (i > 0) + (f"if (group == {role.groups[0]}) " * (not last or i == 0)) + "{")
+    loading = any(role.loads for role in kernel.roles)
+    roles = sorted(kernel.roles, key=lambda role: not role.loads)
+    for i, role in enumerate(roles):
+        rest = 0 < i == len(roles) - 1
+        w.line("} else " * (i > 0) + f"if (group == {role.groups[0]}) " * (not rest) + "{")
         w.depth, w.role = w.depth + 1, role
-        loading = any(other.loads for other in kernel.roles)
         if not of_groups or loading:
             more = not role.loads if loading else len(role.groups) > 1  # one consumer begins with half the register file
             w.line(f"register_budget_{'increase' if more else 'decrease'}<{role.registers}>({w.site_at(kernel.location)});")

@@ -49,25 +49,14 @@ def scores(q_tile, q_rope, k, s, rope, *columns):
     T.wait(done)
 
 
-def maximum(s, top, key, limit, fewest):
-    """top = the maxima of the rows, without the keys from `limit` on."""
+def maximum(s, top, key, limit, fewest, numbers=()):
+    """top = the maxima of the rows, without the keys from `limit` on; `numbers` of limits() if it is to be computed here."""
     with T.If(key + s.shape[1] > fewest):
-        hide(s, key, limit)
+        if numbers:  # where registers are too few to keep it
+            limits(limit, *numbers)
+        for r, c in T.Parallel(*s.shape):
+            s[r, c] = T.if_then_else(key + c < limit[r], s[r, c], -T.infinity())
     T.reduce_max(s, top)
-
-
-def maximum_in_piece(s, top, key, fewest, limit, numbers):
-    """The same with limits that are computed where they count: registers are few."""
-    with T.If(key + s.shape[1] > fewest):
-        limits(limit, *numbers)
-        hide(s, key, limit)
-    T.reduce_max(s, top)
-
-
-def hide(s, key, limit):
-    """Scores of keys from `limit` on count for nothing."""
-    for r, c in T.Parallel(*s.shape):
-        s[r, c] = T.if_then_else(key + c < limit[r], s[r, c], -T.infinity())
 
 
 def copy_each(*pairs):

@@ -69,7 +69,7 @@ def mla_decode(config: MlaConfig):
                         steps.load(kv_cache, place1, k1, *halves, left)
                     with T.ws(0):
                         steps.scores(q_tile, q_rope, k0, s, rope, left, right)
-                        steps.maximum_in_piece(s, top, i * bn, fewest, limit, numbers)
+                        steps.maximum(s, top, i * bn, limit, fewest, numbers)
                         steps.raise_maximum(top, peak, factor, scale_log2)
                         steps.copy_each((peak, peak0), (factor, factor0))
                         steps.exponentials(s, peak, scale_log2)
@@ -83,7 +83,7 @@ def mla_decode(config: MlaConfig):
                         T.reduce_sum(s, sums, clear=False, partial=True)
                     with T.ws(1):
                         steps.scores(q_tile, q_rope, k1, s, rope, right, left)
-                        steps.maximum_in_piece(s, top, i * bn + bn, fewest, limit, numbers)
+                        steps.maximum(s, top, i * bn + bn, limit, fewest, numbers)
                         T.copy(factor0, other)
                         steps.scale(sums, other)
                         with T.If(i > begin):
