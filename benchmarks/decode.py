@@ -1,7 +1,7 @@
 """`python -m benchmarks.decode`: flash_attention_paged for one query of each request, beside a copy of as many bytes.
 
-Pages in random order, bfloat16, head dim 128, each result checked against float64. Times are of a whole call: the schedule, the
-kernel, the merge of split requests. `of copy`: the time of an elementwise copy of as many bytes as the cache has, half of them
+Pages in random order, bfloat16, head dim 128, each result checked against float64. Times are of a whole call: the kernel
+and the merge of split requests. `of copy`: the time of an elementwise copy of as many bytes as the cache has, half of them
 read, over that of the call.
 """
 

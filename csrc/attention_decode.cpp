@@ -28,8 +28,6 @@ namespace tileops {
 
 namespace {
 
-constexpr int64_t kOverhead = 2;  // of a piece, in blocks of keys: what split_schedule counts with
-
 std::string describe(const DecodeCall& call) {
   const AttentionCall& a = call.attention;
   return std::string(dtype_name(a.type)) + " " + head_dims_text(a.head_dim(), a.head_dim_v()) + (a.has_softcap ? " with a softcap" : "") +
@@ -58,18 +56,35 @@ const char* why_not(const DecodeVariant& v, const DecodeCall& call) {
   return counts ? nullptr : "it counts pages and key heads in 32 bits";
 }
 
+namespace {
+
+// Rows of 16 tokens from all over the cache, of long requests, and few for each multiprocessor: less on its way at a time is faster
+// then (tileops_dsl/kernels/NOTES.md).
+bool is_scattered(const Device& device, const DecodeCall& call) {
+  const int64_t page = call.attention.sk(), keys = call.table_width * page;  // of a request, at most
+  const int64_t all = call.requests() * call.attention.kv_heads() * keys;
+  return rows_together(page, 64) == 16 && keys >= 4096 && all <= int64_t{4096} * device.multiprocessors;
+}
+
+// Kernels for the head dims of the call, which differ in the keys of one step.
+bool is_better(const DecodeVariant& v, const DecodeVariant& other, bool scattered) {
+  const int columns = v.head_dim + v.head_dim_v, others = other.head_dim + other.head_dim_v;
+  return columns < others || (columns == others && v.target == other.target && (scattered ? v.bn < other.bn : v.bn > other.bn));
+}
+
+}  // namespace
+
 DecodeChoice choose_decode(const char* op, const Device& device, const DecodeCall& call) {
   const Fitting<DecodeVariant> found = fitting(decode_variants, decode_variant_count, device, call);
   const std::string& force = knobs().force;
   const bool is_named = std::any_of(decode_variants, decode_variants + decode_variant_count,
                                     [&](const DecodeVariant& v) { return force == v.name; });
   if (!found.first) return {nullptr, none_fits(op, describe(call), device, found.last_reason), is_named};
-  const DecodeVariant* narrowest = found.first;
+  const DecodeVariant* best = found.first;
   for (int i = 0; i < decode_variant_count; ++i) {
-    const DecodeVariant& v = decode_variants[i];
-    if (found.fits[i] && v.head_dim + v.head_dim_v < narrowest->head_dim + narrowest->head_dim_v) narrowest = &v;
+    if (found.fits[i] && is_better(decode_variants[i], *best, is_scattered(device, call))) best = &decode_variants[i];
   }
-  return {narrowest, force.empty() ? "it serves " + describe(call) : "TILEOPS_FORCE=" + force + " is set", true};
+  return {best, force.empty() ? "it serves " + describe(call) : "TILEOPS_FORCE=" + force + " is set", true};
 }
 
 #ifdef TILEOPS_DECODE
@@ -193,9 +208,8 @@ void launch(Device& device, const DecodeVariant& v, const DecodeCall& call, cons
   const Rows out = rows_of_result(call, places[0].data, v.x, a.out.strides[0], a.out.strides[2], columns, q);
   const Rows lse = rows_of_result(call, a.lse, DType::f32, a.lse_strides[0], a.lse_strides[1], 0, q);
   const int64_t parts = parts_for(device, v.target, resident, ceil_div(call.rows(), v.bm));
-  const SplitProblem problem = {v.op, call.cache_seqlens, call.requests() * a.kv_heads(), a.kv_heads(), call.rows(), columns,
-                                parts, v.bn, call.queries() + a.window_left, kOverhead, call.num_splits};
-  const Split split = make_schedule(problem, q, stream);
+  const SplitProblem problem = {v.op, call.requests() * a.kv_heads(), call.rows(), columns, parts, call.num_splits};
+  const Split split = allocate_split(problem, q);
 
   Params p = {};
   Owned repeated;
@@ -205,27 +219,17 @@ void launch(Device& device, const DecodeVariant& v, const DecodeCall& call, cons
   p.lse = lse.data;
   std::copy(out.strides, out.strides + 4, p.out_stride);
   std::copy(lse.strides, lse.strides + 3, p.lse_stride);
-  p.partial = mutable_data(split.partial.get());
-  p.partial_lse = mutable_data(split.partial_lse.get());
-  p.partial_stride[0] = call.rows() * columns;
-  p.partial_stride[1] = columns;
-  p.partial_lse_stride[0] = call.rows();
+  set_split(&p, problem, split);
   p.block_table = call.block_table;
   p.block_table_stride[0] = call.block_table_stride;
   p.cache_seqlens = call.cache_seqlens;
-  p.schedule = mutable_data(split.schedule.get());
-  p.schedule_stride[0] = 8;
-  p.first_split = mutable_data(split.first_split.get());
-  p.partial_stride[2] = p.partial_lse_stride[1] = p.block_table_stride[1] = p.schedule_stride[1] = 1;
+  p.block_table_stride[1] = 1;
   p.n = static_cast<int32_t>(call.requests());
   p.kv_heads = static_cast<int32_t>(a.kv_heads());
   p.rows = static_cast<int32_t>(call.rows());
   p.pages = static_cast<int32_t>(a.k.extents[0]);
   p.page = static_cast<int32_t>(a.sk());
   p.table = static_cast<int32_t>(call.table_width);
-  p.parts = static_cast<int32_t>(parts);
-  p.items = static_cast<int32_t>(problem.items);
-  p.splits = static_cast<int32_t>(split.splits);
   p.dim_v = static_cast<int32_t>(columns);
   p.unit = static_cast<int32_t>(together);
   p.inverse = inverse_of(a.sk());
@@ -235,7 +239,7 @@ void launch(Device& device, const DecodeVariant& v, const DecodeCall& call, cons
   p.window_left = static_cast<int32_t>(a.window_left);
   p.window_right = static_cast<int32_t>(a.window_right);
   const dim3 grid(static_cast<unsigned>(ceil_div(call.rows(), v.bm)), static_cast<unsigned>(parts), 1);
-  launch_kernel({v.op, v.name, v.kernel, grid, v.threads, v.shared_bytes, 0}, &p, stream);
+  launch_kernel({v.op, v.name, v.kernel, grid, v.threads, v.shared_bytes, 0, v.target == Target::sm_90a}, &p, stream);
 
   SplitResult result = {out.data, lse.data, 1, call.rows(), {out.strides[1], 0, out.strides[2], 1}, {lse.strides[1], 0, lse.strides[2]}};
   launch_combine(device, v.target, v.x, problem, split, result, stream);

@@ -1,5 +1,5 @@
-// Which kernel serves a few queries of each request over a paged cache, and the launches that a call takes: the schedule, the
-// kernel, the merge of split key heads.
+// Which kernel serves a few queries of each request over a paged cache, and the launches that a call takes: the
+// kernel and the merge of split key heads.
 #pragma once
 
 #include <string>

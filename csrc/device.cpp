@@ -216,16 +216,23 @@ int resident_ctas(Device& device, const MlaVariant& variant) {
 }
 
 void launch_kernel(const Launch& launch, void* params, cudaStream_t stream) {
-  cudaLaunchAttribute cluster;
-  cluster.id = cudaLaunchAttributeClusterDimension;
-  cluster.val.clusterDim = {static_cast<unsigned>(launch.cluster), 1, 1};
+  cudaLaunchAttribute attributes[2];
+  int count = 0;
+  if (launch.cluster > 0) {
+    attributes[count].id = cudaLaunchAttributeClusterDimension;
+    attributes[count++].val.clusterDim = {static_cast<unsigned>(launch.cluster), 1, 1};
+  }
+  if (launch.dependent) {
+    attributes[count].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    attributes[count++].val.programmaticStreamSerializationAllowed = 1;
+  }
   cudaLaunchConfig_t config = {};
   config.gridDim = launch.grid;
   config.blockDim = dim3(launch.threads, 1, 1);
   config.dynamicSmemBytes = launch.shared_bytes;
   config.stream = stream;
-  config.attrs = &cluster;
-  config.numAttrs = launch.cluster > 0;
+  config.attrs = attributes;
+  config.numAttrs = count;
   void* arguments[] = {params};
   const cudaError_t code = cudaLaunchKernelExC(&config, launch.kernel, arguments);
   if (__builtin_expect(code != cudaSuccess, 0)) {

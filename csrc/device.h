@@ -45,6 +45,7 @@ struct Launch {
   const void* kernel;
   dim3 grid;
   int threads, shared_bytes, cluster;
+  bool dependent = false;  // starts while the kernel before it on the stream still runs, and waits for it (grid_dependency_wait)
 };
 void launch_kernel(const Launch& launch, void* params, cudaStream_t stream);
 

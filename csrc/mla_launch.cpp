@@ -29,7 +29,6 @@ namespace tileops {
 namespace {
 
 constexpr const char* kOp = "mla_decode";
-constexpr int64_t kOverhead = 5;  // of a piece, in blocks: what split_schedule counts with
 
 std::string describe(const MlaCall& call) {
   return std::string(dtype_name(call.type)) + " " + head_dims_text(call.head_dim, call.head_dim_v) + ", page " +
@@ -144,27 +143,18 @@ Params parameters(const MlaVariant& v, const MlaCall& call, const SplitProblem& 
     p.q_stride[2] = p.kv_cache_stride[2] = 1;
   }
   p.lse = call.lse;
-  p.partial = mutable_data(split.partial.get());
-  p.partial_lse = mutable_data(split.partial_lse.get());
   p.block_table = call.block_table;
   p.cache_seqlens = call.cache_seqlens;
-  p.schedule = mutable_data(split.schedule.get());
-  p.first_split = mutable_data(split.first_split.get());
+  set_split(&p, problem, split);
   p.n = static_cast<int32_t>(call.batches);
   p.rows = static_cast<int32_t>(call.rows());
   p.pages = static_cast<int32_t>(call.pages);
   p.table = static_cast<int32_t>(call.table_width);
-  p.parts = static_cast<int32_t>(problem.parts);
-  p.splits = static_cast<int32_t>(split.splits);
   p.heads = static_cast<int32_t>(call.heads);
   p.sq = static_cast<int32_t>(call.sq);
   std::copy(call.lse_strides, call.lse_strides + 3, p.lse_stride);
-  p.partial_stride[0] = call.rows() * v.head_dim_v;
-  p.partial_stride[1] = v.head_dim_v;
-  p.partial_stride[2] = p.partial_lse_stride[1] = p.block_table_stride[1] = p.schedule_stride[1] = 1;
-  p.partial_lse_stride[0] = call.rows();
   p.block_table_stride[0] = call.block_table_stride;
-  p.schedule_stride[0] = 8;
+  p.block_table_stride[1] = 1;
   p.causal = call.causal;
   p.scale_log2 = call.scale_log2;
   return p;
@@ -180,7 +170,7 @@ void set_out(Params* p, const MlaCall& call, const int64_t* strides) {
 
 void launch_decode(const MlaVariant& v, const MlaCall& call, const SplitProblem& problem, const Split& split, cudaStream_t stream) {
   const dim3 grid(static_cast<unsigned>(ceil_div(call.rows(), v.bm)), static_cast<unsigned>(problem.parts), 1);
-  const Launch launch = {kOp, v.name, v.kernel, grid, v.threads, v.shared_bytes, 0};
+  const Launch launch = {kOp, v.name, v.kernel, grid, v.threads, v.shared_bytes, 0, v.target == Target::sm_90a};
   const int64_t out_strides[] = {call.out_strides[0], call.heads > 1 ? call.out_strides[2] : call.out_strides[1]};
 #ifdef TILEOPS_MLA_PORTABLE
   if (v.target == Target::portable) {
@@ -212,9 +202,8 @@ void launch_decode(const MlaVariant& v, const MlaCall& call, const SplitProblem&
 void launch_mla(Device& device, const MlaVariant& v, const MlaCall& call, const TensorView& like, cudaStream_t stream) {
   const int resident = resident_ctas(device, v);
   const int64_t parts = parts_for(device, v.target, resident, ceil_div(call.rows(), v.bm));
-  const SplitProblem problem = {kOp, call.cache_seqlens, call.batches, 1, call.rows(), call.head_dim_v,
-                                parts, v.block, INT32_MAX, kOverhead, call.num_splits};
-  const Split split = make_schedule(problem, like, stream);
+  const SplitProblem problem = {kOp, call.batches, call.rows(), call.head_dim_v, parts, call.num_splits};
+  const Split split = allocate_split(problem, like);
   launch_decode(v, call, problem, split, stream);
   SplitResult result = {call.out, call.lse, call.sq, call.heads, {}, {call.lse_strides[0], call.lse_strides[2], call.lse_strides[1]}};
   std::copy(call.out_strides, call.out_strides + 4, result.out_strides);

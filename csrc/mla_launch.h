@@ -1,4 +1,4 @@
-// Which kernel serves mla_decode, and the launches that a call takes: the schedule, the kernel, the merge of split requests.
+// Which kernel serves mla_decode, and the launches that a call takes: the kernel and the merge of split requests.
 #pragma once
 
 #include <string>

@@ -1,7 +1,10 @@
-// Keys of items (requests, or their key heads) that are split over the CTAs of a kernel: the schedule in front of it and the merge
-// behind it, both made on the device.
+// Keys of items (requests, or their key heads) that are split over the CTAs of a kernel, which find their parts themselves: where it
+// leaves what is not whole, and the merge behind it.
 #pragma once
 
+#include <algorithm>
+
+#include "allocate.h"
 #include "check.h"
 #include "device.h"
 #include "stable.h"
@@ -10,20 +13,16 @@ namespace tileops {
 
 struct SplitProblem {
   const char* op;
-  const int32_t* lengths;  // of requests, in keys
-  int64_t items, heads;    // heads: items of a request
+  int64_t items;          // requests, or their key heads
   int64_t rows, columns;  // of an item
   int64_t parts;          // CTAs that deal with all items, for some rows
-  int64_t block;          // keys in one step
-  int64_t seen;           // keys at the end of a request, which alone count
-  int64_t overhead;       // what starting and storing a piece costs, in blocks
   int64_t most_pieces;    // of an item; 0: any number
 };
 
-// What is computed on the device for a call, and lives until its kernels have been launched.
+// What the kernel writes for the merge; lives until both have been launched.
 struct Split {
-  Owned schedule, first_split, split_items, partial, partial_lse;
-  int64_t splits;  // that fit into partial
+  Owned partial, partial_lse;  // [2, parts, rows(, columns)]: in [1] pieces that begin an item
+  Owned pieces;                // [parts, 4], see csrc/include/tileops/deal_part.h
 };
 
 // Where the results lie: rows of an item in `outer` lines of `inner` rows.
@@ -41,8 +40,24 @@ const RowVariant* combine_for(Target target, DType type, int64_t columns, int64_
 // another computes; else one for each multiprocessor.
 int64_t parts_for(const Device& device, Target target, int resident, int64_t tiles);
 
-// Launches the schedule.
-Split make_schedule(const SplitProblem& problem, const TensorView& like, cudaStream_t stream);
+Split allocate_split(const SplitProblem& problem, const TensorView& like);
+
+// What p takes of them.
+template <typename Params>
+void set_split(Params* p, const SplitProblem& problem, const Split& split) {
+  p->parts = static_cast<int32_t>(problem.parts);
+  p->most_pieces = static_cast<int32_t>(std::min<int64_t>(problem.most_pieces, INT32_MAX));
+  p->partial = mutable_data(split.partial.get());
+  p->partial_lse = mutable_data(split.partial_lse.get());
+  p->pieces = mutable_data(split.pieces.get());
+  const int64_t row = problem.rows * problem.columns;
+  const int64_t partial[] = {problem.parts * row, row, problem.columns, 1};
+  const int64_t partial_lse[] = {problem.parts * problem.rows, problem.rows, 1};
+  std::copy(partial, partial + 4, p->partial_stride);
+  std::copy(partial_lse, partial_lse + 3, p->partial_lse_stride);
+  p->pieces_stride[0] = 4;
+  p->pieces_stride[1] = 1;
+}
 
 // Merges what is in several pieces, into rows of that type.
 void launch_combine(Device& device, Target target, DType type, const SplitProblem& problem, const Split& split,

@@ -102,7 +102,7 @@ extern const int attention_variant_count;
 extern const AttentionMeasurement attention_measurements[];
 extern const int attention_measurement_count;
 
-// A kernel of mla_decode, for parts of all requests that csrc/kernels/split_schedule.cu deals out; grid = (ceil(rows / bm), parts).
+// A kernel of mla_decode, for parts of all requests (include/tileops/deal_part.h); grid = (ceil(rows / bm), parts).
 // One of mla_decode_few, another program for fewer rows, stores out without TMA and takes other parameters.
 struct MlaVariant {
   const char* op;
@@ -117,8 +117,8 @@ struct MlaVariant {
   const void* kernel;
 };
 
-// A kernel of flash_attention_paged for a few queries of each request: parts of all items that csrc/kernels/split_schedule.cu deals
-// out, an item being a key head of a request; grid = (ceil(rows / bm), parts).
+// A kernel of flash_attention_paged for a few queries of each request: parts of all items
+// (include/tileops/deal_part.h), an item being a key head of a request; grid = (ceil(rows / bm), parts).
 struct DecodeVariant {
   const char* op;
   const char* name;

@@ -65,9 +65,7 @@ def emulate(program: Callable[[Config], ir.Kernel], *tensors, config: Config, se
 
 def bind(program, *tensors, config: Config, multiprocessors: int = 4, **scalars) -> Bound:
     kernel = program(config)
-    written = [s.dst.tensor for s in ir.walk(kernel.body) if isinstance(s, ir.Copy) and isinstance(s.dst, ir.Region)]
-    written += [s.buffer for s in ir.walk(kernel.body) if isinstance(s, ir.Store) and isinstance(s.buffer, ir.Tensor)]
-    read, written = ([t for t in kernel.tensors if (t in written) is wanted] for wanted in (False, True))
+    read, written = ([t for t in kernel.tensors if (t in plan.written(kernel)) is wanted] for wanted in (False, True))
     if len(tensors) != len(read) or set(scalars) != {s.name for s in kernel.scalars}:
         names = ", ".join([*(t.name for t in read), *(f"{s.name}=.." for s in kernel.scalars)])
         raise TypeError(f"{kernel.name} takes {names}, and config=..")

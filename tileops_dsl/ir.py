@@ -342,6 +342,28 @@ class Print(Stmt):
 
 
 @dataclass(frozen=True)
+class Deal:
+    """T.deal: the CTA finds its part of all blocks of keys before anything else."""
+
+    location: Location
+    lengths: Tensor
+    pieces: Tensor
+    part: Expr
+    parts: Expr
+    heads: Expr
+    block: int
+    overhead: int
+    seen: Expr
+    most_pieces: Expr
+    notes: Expr
+    offset: int = 0  # in shared memory
+
+    BYTES = 288  # of shared memory, see csrc/include/tileops/deal_part.h
+    RESULTS = tuple(Var("int32", f"dealt_{name}") for name in ("first", "begin", "behind", "last", "end"))
+    PLACES = (0, 1, 7, 4, 5)  # of these in shared memory
+
+
+@dataclass(frozen=True)
 class Kernel:
     name: str
     tensors: tuple[Tensor, ...]
@@ -355,6 +377,8 @@ class Kernel:
     min_blocks: int = 1  # CTAs that must fit on a multiprocessor: bounds the registers
     cluster: tuple[int, int] = (1, 1)
     below: dict[str, int] = field(default_factory=dict)  # what scalars promise: 0 <= scalar < below
+    deal: Deal | None = None
+    dependent: bool = False  # launched while the kernel before it still runs
     named: dict[Expr, str] = field(default_factory=dict)  # numbers of a tile that have a name in the text
     layouts: dict[Buffer, Any] = field(default_factory=dict)
     shared: dict[Reduce | Buffer, int] = field(default_factory=dict)  # byte offset of a tile, or of a reduction's exchange
@@ -429,6 +453,7 @@ def to_text(kernel: Kernel) -> str:
     lines = [f"kernel {kernel.name} threads {kernel.threads} min blocks {kernel.min_blocks} grid {grid}"]
     lines += [f"  tensor {t}" for t in kernel.tensors]
     lines += [f"  scalar {s.name}: {s.dtype}" for s in (*kernel.dims, *kernel.scalars)]
+    lines += [f"  {kernel.deal}"] if kernel.deal else []
     lines += [f"  layout {buffer.name}: {layout}" for buffer, layout in kernel.layouts.items()]
     for owner, offset in kernel.shared.items():
         lines.append(f"  shared {offset}: " + (owner.name if isinstance(owner, Buffer) else f"{owner.op} of {owner.src.name}"))

@@ -92,6 +92,13 @@ def is_store(stmt: ir.Stmt) -> bool:
     return isinstance(stmt, ir.Copy) and isinstance(stmt.dst, ir.Region) and stmt.src.scope == "shared"
 
 
+def written(kernel: ir.Kernel) -> set[ir.Tensor]:
+    """Tensors that the kernel writes."""
+    found = {s.dst.tensor for s in ir.walk(kernel.body, ir.Copy) if isinstance(s.dst, ir.Region)}
+    found |= {s.buffer for s in ir.walk(kernel.body, ir.Store)}
+    return found | ({kernel.deal.pieces} if kernel.deal else set())
+
+
 def is_common(kernel: ir.Kernel, buffer: ir.Buffer) -> bool:
     """Whether a shared tile is one for all groups, which the producer fills, T.ws, or each in part. Otherwise each has one."""
     if buffer.common:

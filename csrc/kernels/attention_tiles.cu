@@ -3,9 +3,9 @@
 //
 // Written by hand: it counts, and has no tiles of its own.
 #include <tileops/portable.h>
+#include <tileops/sum_before.h>
 
 #include "attention_tiles_params.h"
-#include "sum_before.h"
 
 namespace tileops {
 

@@ -23,9 +23,7 @@ CSRC = ROOT / "csrc"
 NAMESPACE = "tileops_binding_test"
 NO_KERNELS = """
 #include "kernels/attention_tiles_params.h"
-#include "kernels/split_schedule_params.h"
 #include "variant.h"
-extern "C" void split_schedule(tileops::split_schedule_params) {}
 extern "C" void attention_tiles(tileops::attention_tiles_params) {}
 namespace tileops {
 extern const RowVariant row_variants[] = {RowVariant()};

@@ -237,20 +237,31 @@ cudaError_t cudaFuncGetAttributes(cudaFuncAttributes*, const void* kernel) {
 
 namespace fake {
 
+bool is_dependent(const cudaLaunchConfig_t& config) {
+  for (unsigned i = 0; i < config.numAttrs; ++i) {
+    if (config.attrs[i].id != cudaLaunchAttributeProgrammaticStreamSerialization) continue;
+    if (!config.attrs[i].val.programmaticStreamSerializationAllowed) abort();
+    return true;
+  }
+  return false;
+}
+
 cudaError_t launch_row(const cudaLaunchConfig_t& config, const void* kernel, void** arguments) {
   for (int n = 0; n < row_variant_count; ++n) {
     const tileops::RowVariant& v = row_variants[n];
     if (v.kernel != kernel) continue;
     const dim3 grid = config.gridDim;
+    const std::string op = v.op;
     const bool right = int(config.blockDim.x) == v.threads && int(config.dynamicSmemBytes) == v.shared_bytes &&
-                       config.stream == reinterpret_cast<cudaStream_t>(0x5) && config.numAttrs == v.paced &&
+                       config.stream == reinterpret_cast<cudaStream_t>(0x5) &&
+                       config.numAttrs == v.paced + unsigned(fake::is_dependent(config)) &&
+                       (!fake::is_dependent(config) || op == "mla_combine") &&
                        (!v.paced || (config.attrs[0].id == cudaLaunchAttributeClusterDimension &&
                                      config.attrs[0].val.clusterDim.x * config.attrs[0].val.clusterDim.y == 1));
     if (!right) abort();
     fake::record_launch(v.name);
-    const std::string op = v.op;
     if (op == "merge_attention") fake::merge_attention(v, grid, arguments[0]);
-    if (op == "mla_combine") fake::combine(v, grid, arguments[0]);
+    if (op == "mla_combine") fake::combine(v, config, arguments[0]);
     if (op == "softmax") rows(v, grid, *static_cast<tileops::softmax_params*>(arguments[0]), softmaxed);
     if (op == "rms_norm") {
       const auto& p = *static_cast<tileops::rms_norm_params*>(arguments[0]);

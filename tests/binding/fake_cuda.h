@@ -7,7 +7,6 @@
 
 #include <initializer_list>
 
-#include "kernels/split_schedule_params.h"
 #include "variant.h"
 
 namespace fake {
@@ -37,6 +36,18 @@ static_assert(sizeof(Map) <= sizeof(tileops::tensor_map), "fits where the real o
 Map map_of(const tileops::tensor_map& bytes, unsigned rank, std::initializer_list<int64_t> extents, int type,
            tileops::MapBox box);
 
+bool is_dependent(const cudaLaunchConfig_t& config);  // whether it may start while the kernel before it runs
+
+// Whether a kernel knows where its pieces go.
+template <typename Params>
+bool has_split(const Params& p, int64_t rows, int64_t columns) {
+  const int64_t row = rows * columns;
+  return p.partial && p.partial_lse && p.pieces && p.pieces_stride[0] == 4 && p.pieces_stride[1] == 1 &&
+         p.partial_stride[0] == p.parts * row && p.partial_stride[1] == row && p.partial_stride[2] == columns &&
+         p.partial_stride[3] == 1 && p.partial_lse_stride[0] == p.parts * rows && p.partial_lse_stride[1] == rows &&
+         p.partial_lse_stride[2] == 1;
+}
+
 // Each computes what was launched.
 void launch_gemm(const tileops::ProductVariant& v, const cudaLaunchConfig_t& config, const void* params);
 void launch_attention(const tileops::AttentionVariant& v, const cudaLaunchConfig_t& config, const void* params);
@@ -44,8 +55,7 @@ void launch_lengths(const tileops::AttentionVariant& v, const cudaLaunchConfig_t
 void launch_decode(const tileops::DecodeVariant& v, const cudaLaunchConfig_t& config, const void* params);
 void launch_mla(const tileops::MlaVariant& v, const cudaLaunchConfig_t& config, const void* params);
 bool launch_by_hand(const cudaLaunchConfig_t& config, const void* kernel, const void* params);  // false: it is another kernel
-const tileops::split_schedule_params& last_schedule();
-void combine(const tileops::RowVariant& v, dim3 grid, const void* params);
+void combine(const tileops::RowVariant& v, const cudaLaunchConfig_t& config, const void* params);
 void merge_attention(const tileops::RowVariant& v, dim3 grid, const void* params);
 
 }  // namespace fake

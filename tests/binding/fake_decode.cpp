@@ -21,6 +21,7 @@ static const char places[32] = {};  // their addresses are the kernels
 
 extern const DecodeVariant decode_variants[] = {
     DECODE(bf16, 192, "128", 128, 128, false, ""),
+    DECODE(bf16, 64, "64", 64, 64, false, ""),
     DECODE(bf16, 128, "64", 64, 64, false, ""),
     DECODE(bf16, 128, "64", 64, 64, true, "_softcap"),
     DECODE(bf16, 96, "192x128", 192, 128, false, ""),
@@ -37,8 +38,8 @@ using fake::Heads;
 
 // Of the launch whose results are to be merged; items is 0 where there is none.
 struct Results {
-  void *out, *lse, *partial, *partial_lse;
-  int64_t items, kv_heads, rows, dim_v, splits, out_stride[3], lse_stride[3];
+  void *out, *lse, *partial, *partial_lse, *pieces;
+  int64_t items, kv_heads, rows, dim_v, parts, out_stride[3], lse_stride[3];
 } launched = {};
 
 template <typename Params>
@@ -74,16 +75,9 @@ void compute(const tileops::DecodeVariant& v, const Params& p, const Heads& q, c
 
 template <typename Params>
 void check(const tileops::DecodeVariant& v, const cudaLaunchConfig_t& config, const Params& p) {
-  const tileops::split_schedule_params& dealt = fake::last_schedule();
-  const int64_t queries = p.rows / p.shared_by;
-  const bool all = dealt.items == p.items && dealt.heads == p.kv_heads && p.items == p.n * p.kv_heads && dealt.block == v.bn &&
-                   dealt.seen == queries + p.window_left && dealt.parts == p.parts;
-  const bool same = dealt.schedule == p.schedule && dealt.first_split == p.first_split && dealt.cache_seqlens == p.cache_seqlens;
-  const bool grid = int(config.gridDim.x) == (p.rows + v.bm - 1) / v.bm && int(config.gridDim.y) == p.parts && config.numAttrs == 0;
-  const bool strides = p.schedule_stride[0] == 8 && p.schedule_stride[1] == 1 && p.partial_stride[0] == p.rows * p.dim_v &&
-                       p.partial_stride[1] == p.dim_v && p.partial_stride[2] == 1 && p.partial_lse_stride[0] == p.rows &&
-                       p.partial_lse_stride[1] == 1;
-  if (!all || !same || !grid || !strides || p.rows > v.bm) abort();
+  const bool grid = int(config.gridDim.x) == (p.rows + v.bm - 1) / v.bm && int(config.gridDim.y) == p.parts;
+  const bool launch = fake::is_dependent(config) == (v.target == tileops::Target::sm_90a) && p.parts >= 1 && p.most_pieces >= 0;
+  if (!fake::has_split(p, p.rows, p.dim_v) || !grid || !launch || p.rows > v.bm) abort();
 }
 
 template <typename Params>
@@ -94,12 +88,13 @@ void run(const tileops::DecodeVariant& v, const cudaLaunchConfig_t& config, cons
   const fake::Pages<Params> keys(p, p.n, v.bn, v.head_dim, v.head_dim_v, v.maps, type);
   const Heads out = fake::of_strides(p.out, p.out_stride, p.dim_v, v.head_dim_v, type);
   if (q.columns != keys.k.columns || out.columns != keys.v.columns || out.columns % 8 != 0) abort();
-  for (int64_t item = 0; item < p.items; ++item) {
+  const int64_t items = int64_t(p.n) * p.kv_heads;
+  for (int64_t item = 0; item < items; ++item) {
     for (int64_t row = 0; row < p.rows; ++row) compute(v, p, q, keys, out, item / p.kv_heads, item % p.kv_heads, row);
   }
-  fake::record_launch(v.name, {p.n, p.rows, p.page, p.unit, fake::last_schedule().most_pieces});
-  if (fake::last_schedule().most_pieces == 1) return;
-  launched = {p.out, p.lse, p.partial, p.partial_lse, p.items, p.kv_heads, p.rows, p.dim_v, p.splits, {}, {}};
+  fake::record_launch(v.name, {p.n, p.rows, p.page, p.unit, p.most_pieces});
+  if (p.most_pieces == 1 || p.parts == 1) return;
+  launched = {p.out, p.lse, p.partial, p.partial_lse, p.pieces, items, p.kv_heads, p.rows, p.dim_v, p.parts, {}, {}};
   std::copy(p.out_stride, p.out_stride + 3, launched.out_stride);
   std::copy(p.lse_stride, p.lse_stride + 3, launched.lse_stride);
 }
@@ -117,14 +112,18 @@ void launch_decode(const tileops::DecodeVariant& v, const cudaLaunchConfig_t& co
 }
 
 // Of attention_decode, or of mla_decode.
-void combine(const tileops::RowVariant& v, dim3 grid, const void* params) {
+void combine(const tileops::RowVariant& v, const cudaLaunchConfig_t& config, const void* params) {
+  const dim3 grid = config.gridDim;
   const auto& m = *static_cast<const tileops::mla_combine_params*>(params);
   if (grid.x != (m.inner + v.rows_per_block - 1) / v.rows_per_block || grid.y != m.outer || grid.z != m.batch) abort();
+  const bool strides = m.pieces_stride[0] == 4 && m.pieces_stride[1] == 1 && m.batch == std::min(m.requests, m.parts);
+  if (!strides || is_dependent(config) != (v.target == tileops::Target::sm_90a)) abort();
   const Results p = launched;
   launched = {};
   if (p.items == 0) return;
   const bool same = m.out == p.out && m.lse == p.lse && m.partial == p.partial && m.partial_lse == p.partial_lse &&
-                    m.requests == p.items && m.outer == 1 && m.inner == p.rows && m.cols == p.dim_v && m.splits == p.splits;
+                    m.requests == p.items && m.outer == 1 && m.inner == p.rows && m.cols == p.dim_v && m.parts == p.parts &&
+                    m.pieces == p.pieces;
   if (!same) abort();
   for (int64_t item = 0; item < p.items; ++item) {
     const int64_t request = item / p.kv_heads, head = item % p.kv_heads;

@@ -25,7 +25,7 @@ namespace tileops {
 static const char places[8] = {};  // their addresses are the kernels
 
 // None for the other pages of f16.
-extern const MlaVariant mla_variants[] = {MLA(bf16, 0), MLA(f16, 0), MLA(bf16, 64), MLA(bf16, 1), FEW(bf16), {}};
+extern const MlaVariant mla_variants[] = {MLA(bf16, 64), MLA(f16, 0), MLA(bf16, 1), FEW(bf16), {}};
 extern const int mla_variant_count = sizeof(mla_variants) / sizeof(mla_variants[0]) - 1;
 
 }  // namespace tileops
@@ -92,9 +92,8 @@ template <typename Params>
 void compute_all(const tileops::MlaVariant& v, const cudaLaunchConfig_t& config, const Params& p, const Matrices& q,
                  const Matrices& cache, const Matrices& out) {
   const bool grid = int(config.gridDim.x) == (p.rows + v.bm - 1) / v.bm && int(config.gridDim.y) == p.parts;
-  const tileops::split_schedule_params& dealt = fake::last_schedule();
-  const bool all = dealt.items == p.n && dealt.heads == 1 && dealt.block == v.block && dealt.seen == INT32_MAX;
-  if (!all || dealt.parts != p.parts || dealt.schedule != p.schedule || dealt.cache_seqlens != p.cache_seqlens) abort();
+  const bool launch = fake::is_dependent(config) == (v.target == tileops::Target::sm_90a) && p.parts >= 1 && p.most_pieces >= 0;
+  if (!fake::has_split(p, p.rows, v.head_dim_v) || !launch) abort();
   if (!grid || (v.unit == 0 && p.page != v.block)) abort();
   for (int64_t i = 0; i < int64_t(p.n) * p.rows; ++i) compute(v, p, q, cache, out, i / p.rows, i % p.rows);
 }
@@ -102,7 +101,7 @@ void compute_all(const tileops::MlaVariant& v, const cudaLaunchConfig_t& config,
 void run(const tileops::MlaVariant& v, const cudaLaunchConfig_t& config, const tileops::mla_decode_sm_90a_params& p) {
   const bool unit = (p.unit & (p.unit - 1)) == 0 && p.unit >= 1 && p.unit <= 64 && p.page % p.unit == 0;
   if (!unit || p.unit < v.unit) abort();
-  fake::record_launch(v.name, {p.page, p.unit, p.splits});
+  fake::record_launch(v.name, {p.page, p.unit, p.most_pieces});
   const int type = int(v.x);
   compute_all(v, config, p, of_map(fake::map_of(p.q, 3, {v.head_dim, p.rows, p.n}, type, v.maps[0])),
               of_map(fake::map_of(p.kv_cache, 3, {v.head_dim, p.page, p.pages}, type, {64, p.unit, 128})),
@@ -110,7 +109,7 @@ void run(const tileops::MlaVariant& v, const cudaLaunchConfig_t& config, const t
 }
 
 void run(const tileops::MlaVariant& v, const cudaLaunchConfig_t& config, const tileops::mla_decode_few_portable_params& p) {
-  fake::record_launch(v.name, {p.page, 1, p.splits});
+  fake::record_launch(v.name, {p.page, 1, p.most_pieces});
   const int type = int(v.x);
   compute_all(v, config, p, of_strides(p.q, p.q_stride, type), of_strides(p.kv_cache, p.kv_cache_stride, type),
               of_strides(p.out, p.out_stride, type));

@@ -1,4 +1,4 @@
-// The made-up CUDA's kernels that are written by hand: tiles are listed by a copy of the rule; a schedule gives nothing to anybody.
+// The made-up CUDA's kernels that are written by hand: tiles are listed by a copy of the rule.
 #include <cuda_runtime_api.h>
 #include <stdlib.h>
 
@@ -7,15 +7,11 @@
 #include "fake_cuda.h"
 #include "kernels/attention_tiles_params.h"
 
-extern "C" void split_schedule(tileops::split_schedule_params) {}
 extern "C" void attention_tiles(tileops::attention_tiles_params) {}
 
 namespace {
 
 using tileops::attention_tiles_params;
-using tileops::split_schedule_params;
-
-split_schedule_params dealt;
 
 // csrc/kernels/attention_tiles.cu, with one thread.
 class Lister {
@@ -67,21 +63,10 @@ void check_launch(const cudaLaunchConfig_t& config, int threads, int shared_byte
 
 namespace fake {
 
-const split_schedule_params& last_schedule() { return dealt; }
-
 bool launch_by_hand(const cudaLaunchConfig_t& config, const void* kernel, const void* params) {
-  if (kernel == reinterpret_cast<const void*>(&attention_tiles)) {
-    check_launch(config, tileops::attention_tiles_threads, tileops::attention_tiles_shared_bytes);
-    Lister(*static_cast<const attention_tiles_params*>(params)).list_all();
-    return true;
-  }
-  if (kernel != reinterpret_cast<const void*>(&split_schedule)) return false;
-  dealt = *static_cast<const split_schedule_params*>(params);
-  check_launch(config, tileops::split_schedule_threads, tileops::split_schedule_shared_bytes(dealt.parts));
-  if (dealt.parts < 1) abort();
-  std::fill_n(dealt.schedule, dealt.parts * 8, 0);
-  std::fill_n(dealt.first_split, dealt.items + 1, 0);
-  std::fill_n(dealt.split_items, dealt.parts, -1);
+  if (kernel != reinterpret_cast<const void*>(&attention_tiles)) return false;
+  check_launch(config, tileops::attention_tiles_threads, tileops::attention_tiles_shared_bytes);
+  Lister(*static_cast<const attention_tiles_params*>(params)).list_all();
   return true;
 }
 

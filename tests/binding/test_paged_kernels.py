@@ -217,6 +217,17 @@ def test_pages(fake, queries, heads, kv_heads, page):
     assert explain(fake, torch.stack(q), *cache) == ["kernel", DECODE, text]
 
 
+@pytest.mark.parametrize("page, pages, requests, small", [
+    (16, 256, 5, True), (48, 86, 4, True), (16, 255, 5, False), (16, 256, 6, False), (32, 256, 5, False), (8, 512, 5, False),
+])  # fmt: skip
+def test_scattered_pages(fake, page, pages, requests, small):
+    """Fewer keys in one step of long requests in pages of 16, if there are 4096 for each of the 10 multiprocessors, at most."""
+    q, k, v, (*caches, table, lengths) = chunk([1] * requests, [13] * requests, page, heads=8, kv_heads=2)
+    table = torch.nn.functional.pad(table, (0, pages - table.shape[1]))
+    name = check(fake, q, k, v, (*caches, table, lengths), causal=True)
+    assert name == (DECODE.replace("x128x", "x64x") if small else DECODE)
+
+
 @pytest.mark.parametrize("mask", MASKS)
 @pytest.mark.parametrize("queries", [1, 3])
 def test_masks(fake, queries, mask):
@@ -512,7 +523,7 @@ def test_empty(fake):
         assert fake.kernel(lambda given=given: fake.ops.flash_attention_paged(*given)) == "eager"
 
 
-@pytest.mark.parametrize("rows, first", [(1, "split_schedule"), (70, "attention_tiles")])
+@pytest.mark.parametrize("rows, first", [(1, "attention_decode_sm_90a_bf16_64x128x64"), (70, "attention_tiles")])
 def test_launches(fake, rows, first):
     q, _, _, cache = chunk([rows] * 2, [13, 2], 16)
     fake.ops.flash_attention_paged(torch.stack(q), *cache)

@@ -67,17 +67,17 @@ def test_the_order_of_what_each_group_does(made):
 def test_numbers_have_the_authors_names(made):
     """Each where its loop variable has a value; another request's or page's in a block of its own, its page known."""
     names = re.findall(r"^ *(?:const \w+|Fragment<int, 1>) (\w+)(?: = |;)", made.text, re.M)
-    assert {"length", "begin", "end", "fewest", "whole", "piece", "page0", "page1"} <= set(names)
-    assert [names.count(name) for name in ("schedule_0", "fewest", "whole", "piece")] == [1, 2, 2, 2]
+    assert {"length", "begin", "end", "fewest", "whole", "begins", "page0", "page1"} <= set(names)
+    assert [names.count(name) for name in ("dealt_first", "fewest", "whole", "begins")] == [1, 2, 2, 2]
     assert made.text.count(", global<int>(p.block_table),") == 2  # by the group that loads
 
 
 def test_rows_of_a_page_have_places_of_their_own():
     """By boxes of rows: bytes are told once, then each warp takes its boxes, whose places its lanes know."""
     texts = {row.unit: output.compile_config(row).text for row in configs_of("mla_decode") if row.x == "bfloat16"}
-    assert set(texts) == {0, 1, 64} and len({text.count("p.kv_cache, at(") for text in texts.values()}) == 1
+    assert set(texts) == {1, 64} and len({text.count("p.kv_cache, at(") for text in texts.values()}) == 1
     head = "for (int x = 0; (x * 4 + warp) * p.unit < 64; ++x) {"
-    assert [texts[unit].count(head) for unit in texts] == [0, 0, texts[1].count(head)] and texts[1].count(head) == 7
+    assert [texts[unit].count(head) for unit in texts] == [0, texts[1].count(head)] and texts[1].count(head) == 7
     for body in texts[1].split(head)[1:]:
         lines = [line.strip() for line in body[: body.index("elect_one")].splitlines()[1:-1]]
         assert len(lines) in (2, 4) and all(

@@ -32,7 +32,7 @@ def test_rows():
             found = [row.tile[2] for row in ROWS["attention_decode"] if (row.x, row.softcap) == (x, softcap)]
             assert sorted(found) == wanted
         (row,) = (row for row in ROWS["mla_decode_few"] if row.x == x)
-        assert row.unit == 1 and output.compile_config(row).entry["shared_bytes"] == 94720
+        assert row.unit == 1 and output.compile_config(row).entry["shared_bytes"] == 95008
 
 
 def test_one_stage_that_two_products_read():

@@ -9,11 +9,13 @@ import torch
 
 sys.path.append(str(Path(__file__).parents[1] / "ops"))
 
+import deals
 from attention_reference import exact as exact_attention
-from mla import LOG2E, bounded, schedule, softmax_times
+from mla import LOG2E, bounded, softmax_times
 
 from tileops_dsl.emulate_rows import decode, encode
 
+OVERHEAD = 2  # of a piece, as attention_decode says
 LENGTHS = [  # queries and keys of each request
     ([130, 0, 1, 60], [130, 40, 300, 61]),  # no queries; one query of many keys; as many queries as keys, and one fewer
     ([70, 140, 3], [0, 20, 3]),  # no keys; more queries than keys
@@ -117,55 +119,37 @@ def decode_problem(row, lengths, queries, heads, page, parts, options, kv_heads=
     behind = left if left >= 0 else max(lengths)
     starts = [max(length - queries - behind, 0) // bn for length in lengths]
     blocks = [max(1, -(-length // bn) - start) for length, start in zip(lengths, starts, strict=True)]
-    dealt, first_split = schedule([64 * count for count in blocks for _ in range(kv_heads)], parts)
-    splits = max(1, first_split[-1])
     out, lse = np.full((n, kv_heads, rows, dv), np.nan), np.full((n, kv_heads, rows), np.nan)
-    partial, partial_lse = np.full((splits, rows, dv), np.nan), np.full((splits, rows), np.nan)
-    for first, begin, last, end, piece, *_ in dealt:
-        for item in range(first, last + 1):
-            request, head = divmod(item, kv_heads)
-            count, length = blocks[request], lengths[request]
-            span = begin if item == first else 0, end if item == last else count
-            part = slice(*((starts[request] + at) * bn for at in span))
-            keys, values = (cache[at[request] : at[request] + length, head] for cache in (k, v))
-            token = length - queries + np.arange(rows) // heads
-            scores = decode(q, row.x)[request, head] @ keys.T * scale
-            scores = np.tanh(scores / cap) * cap if cap else scores
-            key = np.arange(length)
-            seen = (key <= token[:, None]) if options.get("causal") else np.ones((rows, length), bool)
-            seen &= key >= token[:, None] - left if left >= 0 else True
-            of_sinks = np.full(rows, -np.inf)
-            if sinks is not None and span[0] == 0:
-                of_sinks = np.where(seen.any(-1), np.tile(sinks.reshape(kv_heads, heads)[head], queries), -np.inf)
-            scores = np.concatenate([np.where(seen, scores, -np.inf)[:, part], of_sinks[:, None]], -1)
-            found = softmax_times(scores, np.concatenate([values[part], np.zeros((1, dv))]))
-            if span == (0, count):
-                out[request, head], lse[request, head] = found
-            else:
-                place = first_split[item] + (piece if item == first else 0)
-                partial[place], partial_lse[place] = found[0], found[1] * LOG2E
+    partial, partial_lse = np.full((2, parts, rows, dv), np.nan), np.full((2, parts, rows), np.nan)
+    for part, item, first, end in deals.spans([count for count in blocks for _ in range(kv_heads)], parts, OVERHEAD):
+        request, head = divmod(item, kv_heads)
+        count, length = blocks[request], lengths[request]
+        own = slice((starts[request] + first) * bn, (starts[request] + end) * bn)
+        keys, values = (cache[at[request] : at[request] + length, head] for cache in (k, v))
+        token = length - queries + np.arange(rows) // heads
+        scores = decode(q, row.x)[request, head] @ keys.T * scale
+        scores = np.tanh(scores / cap) * cap if cap else scores
+        key = np.arange(length)
+        seen = (key <= token[:, None]) if options.get("causal") else np.ones((rows, length), bool)
+        seen &= key >= token[:, None] - left if left >= 0 else True
+        of_sinks = np.full(rows, -np.inf)
+        if sinks is not None and first == 0:
+            of_sinks = np.where(seen.any(-1), np.tile(sinks.reshape(kv_heads, heads)[head], queries), -np.inf)
+        scores = np.concatenate([np.where(seen, scores, -np.inf)[:, own], of_sinks[:, None]], -1)
+        found = softmax_times(scores, np.concatenate([values[own], np.zeros((1, dv))]))
+        if (first, end) == (0, count):
+            out[request, head], lse[request, head] = found
+        else:
+            place = int(first == 0), part
+            partial[place], partial_lse[place] = found[0], found[1] * LOG2E
     exact = dict(zip(("out", "lse", "partial", "partial_lse"), bounded(row, out, lse) + bounded(row, partial, partial_lse)))
     arrays = {name: encode(values[0], row.x if name == "out" else "float32") for name, values in exact.items()}
     of_rows = None if sinks is None else np.stack([np.tile(s, queries) for s in sinks.reshape(kv_heads, heads)])
     maps = {name: encode(cache, row.x).swapaxes(1, 2) for name, cache in zip("kv", caches, strict=True)}
     arrays |= {"q": q, "sinks": of_rows, "sinks_dtype": 0 if sinks is None else 3, "block_table": table} | maps
-    arrays |= {"cache_seqlens": np.array(lengths, np.int32), "schedule": np.array(dealt, np.int32)}
-    arrays |= {
-        "first_split": np.array(first_split[:-1], np.int32),
-        "n": n,
-        "kv_heads": kv_heads,
-        "rows": rows,
-        "pages": len(caches[0]),
-    }
-    arrays |= of_pages(row, page) | {
-        "table": table.shape[1],
-        "parts": parts,
-        "items": n * kv_heads,
-        "splits": splits,
-        "head_dim": d,
-        "dim_v": dv,
-    }
-    arrays |= {"shared_by": heads}
+    arrays |= {"cache_seqlens": np.array(lengths, np.int32), "pieces": np.full((parts, 4), -9, np.int32), "most_pieces": 0}
+    arrays |= {"n": n, "kv_heads": kv_heads, "rows": rows, "pages": len(caches[0]), "table": table.shape[1], "parts": parts}
+    arrays |= of_pages(row, page) | {"head_dim": d, "dim_v": dv, "shared_by": heads}
     arrays |= {"scale_log2": (cap or scale) * LOG2E, "cap_scale": scale / cap if cap else 0.0, "window_left": behind}
     arrays |= {"window_right": 0 if options.get("causal") else queries}
     return arrays, (-(-rows // bm), parts), exact

@@ -1,6 +1,5 @@
 """MLA decode against float64: arrays, grid and exact results of a problem, as Problem of library.py has them."""
 
-import itertools
 import math
 import sys
 from pathlib import Path
@@ -9,12 +8,13 @@ import numpy as np
 
 sys.path.append(str(Path(__file__).parents[1] / "golden"))  # behind this folder, which has a test_kernels.py as well
 
-from mla_decode import schedule
+import deals
 
 from tileops_dsl.emulate_rows import decode, encode, error_bound
 
 ROUNDING = {"bfloat16": 2**-8, "float16": 2**-11, "float32": 2**-22}
 LOG2E = math.log2(math.e)
+OVERHEAD = 5  # of a piece, as the programs say
 DECODES = [  # lengths, heads, sq, causal, parts
     ([130, 0], 40, 2, 1, 1),  # heads that fill no tile, two tiles; a row sees one key fewer
     ([700], 64, 1, 1, 3),  # one request in several parts
@@ -96,45 +96,43 @@ def decode_problem(row, lengths, heads, sq=1, causal=1, parts=1, spread=3.0, pag
     """Of mla_decode: whole requests go to out and lse, pieces of others to partial and partial_lse."""
     arrays, requests = paged(row, lengths, heads, sq, causal, spread, page)
     (bm, block, _, dv), n, rows = row.tile, len(lengths), sq * heads
-    dealt, first_split = schedule(lengths, parts)
-    splits = max(1, first_split[-1])
+    blocks = [max(1, -(-length // block)) for length in lengths]
     out, lse = np.full((n, rows, dv), np.nan), np.full((n, rows), np.nan)
-    partial, partial_lse = np.full((splits, rows, dv), np.nan), np.full((splits, rows), np.nan)
-    for first, begin, last, end, piece, *_ in dealt:
-        for request in range(first, last + 1):
-            start, stop = begin * block if request == first else 0, end * block if request == last else lengths[request]
-            scores, kv = requests[request]
-            found = softmax_times(scores[:, start:stop], kv[start:stop, :dv])
-            if start == 0 and stop >= lengths[request]:
-                out[request], lse[request] = found
-            else:
-                at = first_split[request] + (piece if request == first else 0)
-                partial[at], partial_lse[at] = found[0], found[1] * LOG2E
+    partial, partial_lse = np.full((2, parts, rows, dv), np.nan), np.full((2, parts, rows), np.nan)
+    for part, request, first, end in deals.spans(blocks, parts, OVERHEAD):
+        scores, kv = requests[request]
+        own = slice(first * block, end * block)
+        found = softmax_times(scores[:, own], kv[own, :dv])
+        if (first, end) == (0, blocks[request]):
+            out[request], lse[request] = found
+        else:
+            at = int(first == 0), part
+            partial[at], partial_lse[at] = found[0], found[1] * LOG2E
     lse = lse.reshape(n, sq, heads).swapaxes(1, 2).copy()  # queries side by side, as the kernel wants them
     exact = dict(zip(("out", "lse", "partial", "partial_lse"), bounded(row, out, lse) + bounded(row, partial, partial_lse)))
     arrays |= {name: encode(values[0], row.x if name == "out" else "float32") for name, values in exact.items()}
-    arrays |= {"schedule": np.array(dealt, np.int32), "first_split": np.array(first_split, np.int32)}
-    return arrays | {"parts": parts, "splits": splits}, (-(-rows // bm), parts), exact
+    arrays |= {"parts": parts, "most_pieces": 0, "pieces": np.full((parts, 4), -9, np.int32)}
+    return arrays, (-(-rows // bm), parts), exact
 
 
 def combine_problem(row, counts, sq, heads):
     """Of mla_combine: requests in so many pieces, some of them without a key. That of 0 pieces has been written before."""
-    rng, splits, cols = np.random.default_rng(sum(counts)), sum(counts), row.tile[1]
-    first_split = np.cumsum([0, *counts]).astype(np.int32)
-    partial = rng.standard_normal((max(splits, 1), sq, heads, cols)).astype(np.float32)
-    pieces = (4 * rng.standard_normal(partial.shape[:3])).astype(np.float32)
-    pieces[0, :, 1::2] = pieces[3:5, 0, :3] = pieces[5:9, 1:] = -np.inf
-    partial[pieces == -np.inf] = 0.0
+    rng, parts, cols = np.random.default_rng(sum(counts)), sum(counts) + 1, row.tile[1]
+    begins = np.cumsum([0, *counts]).astype(np.int32)  # the parts in which requests begin
+    partial = rng.standard_normal((2, parts, sq, heads, cols)).astype(np.float32)
+    of_pieces = (4 * rng.standard_normal(partial.shape[:4])).astype(np.float32)
+    of_pieces[:, 0, :, 1::2] = of_pieces[:, 3:5, 0, :3] = of_pieces[:, 5:9, 1:] = -np.inf
+    partial[of_pieces == -np.inf] = 0.0
     out, lse = np.full((len(counts), sq, heads, cols), np.nan), np.full((len(counts), heads, sq), np.nan).swapaxes(1, 2)
-    for request, (first, last) in enumerate(itertools.pairwise(first_split)):
-        if first < last:
-            weights = pieces[first:last, ..., None].astype(np.float64).transpose(1, 2, 3, 0) / LOG2E
-            found = softmax_times(weights, partial[first:last].transpose(1, 2, 0, 3))
+    for request, (first, count) in enumerate(zip(begins, counts, strict=False)):
+        if count:
+            own = [1] + [0] * (count - 1), range(first, first + count)
+            weights = of_pieces[own][..., None].astype(np.float64).transpose(1, 2, 3, 0) / LOG2E
+            found = softmax_times(weights, partial[own].transpose(1, 2, 0, 3))
             out[request], lse[request] = found[0][:, :, 0], found[1][:, :, 0]
-    split = [request for request, count in enumerate(counts) if count]
-    arrays = {"partial": partial, "partial_lse": pieces, "first_split": first_split}
-    arrays |= {"split_requests": np.array([*split, -1], np.int32), "out": encode(out, row.y), "lse": lse.astype(np.float32)}
-    arrays |= {"splits": splits, "requests": len(counts), "entries": len(first_split), "batch": len(split) + 1}
-    arrays |= {"outer": sq, "inner": heads, "cols": cols}
+    pieces = np.array([(n, begins[n], counts[n], 0) for n in reversed(range(len(counts)))], np.int32)  # in any order
+    arrays = {"partial": partial, "partial_lse": of_pieces, "pieces": pieces}
+    arrays |= {"out": encode(out, row.y), "lse": lse.astype(np.float32)}
+    arrays |= {"parts": parts, "requests": len(counts), "batch": len(counts), "outer": sq, "inner": heads, "cols": cols}
     exact = {"out": (out, out, error_bound(row, out) + 2e-6), "lse": (lse, lse, 2e-6)}
-    return arrays, (-(-heads // row.rows_per_block), sq, len(split) + 1), exact
+    return arrays, (-(-heads // row.rows_per_block), sq, len(counts)), exact

@@ -3,7 +3,7 @@
 In the place of the text by hand, Generated() launches what the compiler writes from the tile program.
 
 The schedule is made here, on the host: cache_seqlens is read once and remembered as long as it is not written to, so that a
-second call can be captured into a graph. (In the product a kernel makes the schedule.)
+second call can be captured into a graph. (In the product each CTA finds its own part.)
 """
 
 import math

@@ -67,6 +67,11 @@ class Emitter:
         self.line(f"load_global<1>({name}, 0, {pointer}, {at}, {self.site_at(self.kernel.location)});")
         self.declared[element] = ir.Var(element.dtype, f"{name}[0]")
 
+    def grid_dependency(self, word: str) -> None:
+        """Wait for the kernel before this one, before anything is read, or launch the next one."""
+        if self.kernel.dependent:
+            self.line(f"grid_dependency_{word}({self.site_at(self.kernel.location)});")
+
     def site(self, stmt: ir.Stmt) -> str:
         return self.site_at(stmt.location)
 
@@ -108,8 +113,10 @@ def _prologue(e: Emitter) -> None:
         e.line(f"const int64_t {block.name} = block_index_{block.name[-1]}();")
     for dim in (d for d in e.kernel.dims if d.name in _used(e.kernel)):
         e.line(f"const {CTYPES[dim.dtype]} {dim.name} = static_cast<{CTYPES[dim.dtype]}>(p.{dim.name});")
-    if e.elements:
+    if e.elements or e.kernel.dependent:
         e.line(f"// {e.kernel.location}: {e.kernel.location.text}")
+    e.grid_dependency("wait")
+    e.grid_dependency("launch")
     for element, name in e.elements.items():
         e.load_element(element, name, " + ".join(terms(element.tensor, [e.number(i, True) for i in element.indices])))
     if t.shifted:

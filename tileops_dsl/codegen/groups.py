@@ -1,6 +1,6 @@
 """The text of T.ws: a frame without a producer, and the statements of groups that load, wait and meet by themselves."""
 
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from itertools import groupby
 
@@ -14,10 +14,29 @@ from tileops_dsl.schedule import At, Await, Issue, Meet, One, Release, Retire, S
 
 def declare(w: Writer) -> None:
     """What is the same for all groups."""
+    w.grid_dependency("wait")
     for block in w.kernel.blocks:
         w.line(f"const int {block.name} = static_cast<int>(block_index_{block.name[-1]}());")
     w.name_numbers([stmt for role in w.kernel.roles for stmt in role.body])
+    if w.kernel.deal:
+        _deal(w, w.kernel.deal)
     w.line()
+
+
+def _deal(w: Writer, deal: ir.Deal) -> None:
+    maps = plan.tma_tensors(w.kernel) if w.kernel.barriers else ()
+    with w.block("if (thread_index() == 0)") if maps else nullcontext():
+        for tensor in maps:  # on their way while the CTA finds its part
+            w.line(f"prefetch_tensor_map(p.{tensor.name}, {w.site(deal)});")
+    w.quote(deal.location)
+    requests, overhead = deal.lengths.dims[0], ir.Const("int32", deal.overhead)
+    numbers = [w.number(x) for x in (requests, deal.heads, deal.parts, deal.seen, overhead, deal.most_pieces)]
+    lengths, pieces = (f"global<int>(p.{tensor.name})" for tensor in (deal.lengths, deal.pieces))
+    rest = f"{w.number(deal.part)}, {lengths}, {pieces}, {w.number(deal.notes)}, dealt, {w.site(deal)}"
+    w.line(f"const auto dealt = shared<int>({deal.offset});")
+    w.line(f"deal_part<{plan.threads(w.kernel)}, {deal.block}>({{{', '.join(numbers)}}}, {rest});")
+    for result, place in zip(deal.RESULTS, deal.PLACES, strict=True):
+        w.line(f"const int {result} = load_shared(dealt, {place}, {w.site(deal)});")
 
 
 def body(w: Writer, stmts) -> None:

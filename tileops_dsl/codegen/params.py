@@ -13,11 +13,11 @@ def param_fields(kernel: ir.Kernel) -> list[tuple[str, str, int]]:
     """
     maps = plan.tma_tensors(kernel) if kernel.barriers else {}
     statements = list(ir.walk(kernel.body))
-    written = {s.dst.tensor for s in statements if isinstance(s, ir.Copy) and isinstance(s.dst, ir.Region)}
-    written |= {s.buffer for s in statements if isinstance(s, ir.Store)}
+    written = plan.written(kernel)
     fields = [(t.name, "tensor_map", 1) for t in maps]
     fields += [(t.name, "void*" if t in written else "const void*", 1) for t in kernel.tensors if t not in maps]
     used = {e for s in statements for x in ir.exprs_of(s) for e in ir.subexprs(x)}
+    used |= set(ir.subexprs(kernel.deal)) if kernel.deal else set()
     used |= {d for t in kernel.tensors if t not in maps for d in t.dims}
     dims = [d for d in kernel.dims if d in used or d not in [t.dims[-1] for t in maps]]
     fields += [(d.name, "int64_t" if kernel.grid and not kernel.roles else CTYPES[d.dtype], 1) for d in dims]

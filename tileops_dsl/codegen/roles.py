@@ -140,3 +140,4 @@ def _consumer(w: Writer, role: Role) -> None:
     for name, number in numbers.items():
         if any(name in line for line in w.lines[start:]):
             w.lines.insert(start, f"    const int {name} = {number}")
+    w.grid_dependency("launch")

@@ -16,7 +16,7 @@ def attention_decode(config: DecodeConfig):
     (bm, bn, d), dv = config.tile, config.head_dim_v  # at least those of the tensors: copies fill a tile up with zeros
     by_rows, vector, numbers = T.GemmWarpPolicy.FullRow, ((bm,), "float32"), ((bm,), "int32")
     n, kv_heads, rows, pages, page, table, parts = T.dynamic("n, kv_heads, rows, pages, page, table, parts", "int32")
-    items, splits, head_dim, dim_v = T.dynamic("items, splits, head_dim, dim_v", "int32")
+    head_dim, dim_v = T.dynamic("head_dim, dim_v", "int32")
 
     @T.prim_func
     def attention_decode(
@@ -26,21 +26,25 @@ def attention_decode(config: DecodeConfig):
         out: T.Tensor((n, kv_heads, rows, dim_v), config.x, vector=8),
         lse: T.Tensor((n, kv_heads, rows), "float32"),
         sinks: T.Tensor((kv_heads, rows), "any"),
-        partial: T.Tensor((splits, rows, dim_v), "float32", vector=2),
-        partial_lse: T.Tensor((splits, rows), "float32"),
+        partial: T.Tensor((2, parts, rows, dim_v), "float32", vector=2),
+        partial_lse: T.Tensor((2, parts, rows), "float32"),
         block_table: T.Tensor((n, table), "int32"),
         cache_seqlens: T.Tensor((n,), "int32"),
-        schedule: T.Tensor((parts, 8), "int32"),  # first item, its first block, last item, end of its blocks, first piece
-        first_split: T.Tensor((items,), "int32"),
+        pieces: T.Tensor((parts, 4), "int32"),  # of T.deal, for mla_combine
         unit: T.Scalar("int32"),  # rows of a page that are loaded together: a power of 2 up to bn
         inverse: T.Scalar("int64"),  # 2^32 / page, rounded up
         shared_by: T.Scalar("int32"),  # heads that share a key head
         scale_log2: T.Scalar("float32"),  # scale * log2(e), positive; with a softcap c, c * log2(e)
         cap_scale: T.Scalar("float32"),  # scale / c
+        most_pieces: T.Scalar("int32"),  # of an item; 0: any number
         window_left: T.Scalar("int32"),  # of keys; at most the longest request
         window_right: T.Scalar("int32"),  # at most the number of queries
     ):
         with T.Kernel(T.ceildiv(rows, bm), parts, threads=config.threads) as (tile, part):
+            T.annotate_dependent_launch()
+            given = {"seen": rows // shared_by + window_left, "most_pieces": most_pieces, "notes": tile == 0}
+            work = T.deal(cache_seqlens, pieces, part, parts, block=bn, overhead=2, heads=kv_heads, **given)
+            first_item, first_block, behind, last_item, last_end = work
             q_tile = T.alloc_shared((bm, d), config.x)
             k_tile = T.alloc_shared((bn, d), config.x)
             v_tile = T.alloc_shared((bn, dv), config.x)
@@ -51,13 +55,13 @@ def attention_decode(config: DecodeConfig):
             limit, start = (T.alloc_fragment(*numbers) for _ in range(2))
             peak, top, factor, sums, total, sink = (T.alloc_fragment(*vector) for _ in range(6))
             first, queries = tile * bm, rows // shared_by
-            for item in T.Persistent(schedule[part, 0], schedule[part, 2] + 1):
+            for item in T.Persistent(first_item, behind):
                 request, head = item // kv_heads, item % kv_heads
                 length = T.let("length", cache_seqlens[request])
                 unseen = T.let("unseen", T.max(length - queries - window_left, 0) // bn)  # blocks before all windows
-                begin = T.let("begin", unseen + T.if_then_else(item == schedule[part, 0], schedule[part, 1], 0))
+                begin = T.let("begin", unseen + T.if_then_else(item == first_item, first_block, 0))
                 last = T.max(T.ceildiv(length, bn), unseen + 1)
-                end = T.let("end", T.if_then_else(item == schedule[part, 2], unseen + schedule[part, 3], last))
+                end = T.let("end", T.if_then_else(item == last_item, unseen + last_end, last))
                 T.copy(q[request, head, first, 0], q_tile)
                 T.fill(peak, -1e30)  # finite, so that a row that has seen no key has P = exp2(-inf + 1e30) = 0
                 T.fill(sums, 0.0)
@@ -100,13 +104,13 @@ def attention_decode(config: DecodeConfig):
                     peak[r] = peak[r] + T.log2(total[r])
                 steps.times(o, top)
                 whole = T.let("whole", (begin == unseen) & (end * bn >= length))
-                piece = first_split[item] + T.if_then_else(item == schedule[part, 0], schedule[part, 4], 0)
+                begins = T.let("begins", T.if_then_else(begin == unseen, 1, 0))  # and a piece may be the first one of several
                 with T.If(whole):
                     steps.assign(o_half, o)
                     T.copy(o_half, out[request, head, first, 0])
                 with T.If(~whole):
-                    T.copy(o, partial[piece, first, 0])
-                    T.copy(peak, partial_lse[piece, first])
+                    T.copy(o, partial[begins, part, first, 0])
+                    T.copy(peak, partial_lse[begins, part, first])
                 with T.If(whole):
                     for r in T.Parallel(bm):
                         peak[r] = peak[r] * math.log(2)

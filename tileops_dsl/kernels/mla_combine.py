@@ -10,45 +10,47 @@ import math
 import tileops_dsl.language as T
 from tileops_dsl.kernels.row_config import RowConfig
 
-TOGETHER = 8  # pieces that are loaded before the first one is used: a long request has many, and few rows
 OUTSIDE = 1 << 30  # rows further, where nothing is loaded
 
 
 def mla_combine(config: RowConfig):
-    rows, columns = config.tile
-    splits, requests, entries, batch, outer, inner = T.dynamic("splits, requests, entries, batch, outer, inner")
+    (rows, columns), together = config.tile, 8 // config.chunks  # pieces that are loaded before the first one is used
+    parts, requests, batch, outer, inner = T.dynamic("parts, requests, batch, outer, inner")
     cols = T.dynamic("cols", "int32")
 
     @T.prim_func
     def mla_combine(
-        partial: T.Tensor((splits, outer, inner, cols), config.x, vector=config.vector),
-        partial_lse: T.Tensor((splits, outer, inner), "float32"),
-        first_split: T.Tensor((entries,), "int32"),
-        split_requests: T.Tensor((batch,), "int32"),  # those that are split, then -1
+        partial: T.Tensor((2, parts, outer, inner, cols), config.x, vector=config.vector),
+        partial_lse: T.Tensor((2, parts, outer, inner), "float32"),
+        pieces: T.Tensor((batch, 4), "int32", vector=4),  # a request, the part in which it begins, in how many it is; 0: in one
         out: T.Tensor((requests, outer, inner, cols), config.y, vector=config.vector),
         lse: T.Tensor((requests, outer, inner), "float32"),
     ):
         with T.Kernel(T.ceildiv(inner, rows), outer, batch, threads=config.threads) as (block, line, number):
-            x0, x1, x2, x3, x4, x5, x6, x7 = (T.alloc_fragment((rows, columns), config.x) for _ in range(TOGETHER))
-            w0, w1, w2, w3, w4, w5, w6, w7 = (T.alloc_fragment((rows,), "float32") for _ in range(TOGETHER))  # at first LSEs
+            of_piece = [True] * together + [False] * (8 - together)
+            x0, x1, x2, x3, x4, x5, x6, x7 = (T.alloc_fragment((rows, columns), config.x) if own else None for own in of_piece)
+            # At first LSEs, then weights.
+            w0, w1, w2, w3, w4, w5, w6, w7 = (T.alloc_fragment((rows,), "float32") if own else None for own in of_piece)
             total = T.alloc_fragment((rows, columns), "float32")
             out_tile = T.alloc_fragment((rows, columns), config.y)
             top, sums, factor = (T.alloc_fragment((rows,), "float32") for _ in range(3))
-            parts, weights = (x0, x1, x2, x3, x4, x5, x6, x7), (w0, w1, w2, w3, w4, w5, w6, w7)
+            tiles = (x0, x1, x2, x3, x4, x5, x6, x7)[:together]
+            weights = (w0, w1, w2, w3, w4, w5, w6, w7)[:together]
             T.annotate_layout({x0: config.layout})
+            T.annotate_dependent_launch()
             T.annotate_min_blocks_per_sm(config.min_blocks)
 
-            entry = T.max(split_requests[number], 0)
-            pieces = T.if_then_else(split_requests[number] < 0, 0, first_split[entry + 1] - first_split[entry])
+            request, first, count = (pieces[number, k] for k in range(3))
             T.fill(total, 0.0)
             T.fill(sums, 0.0)
             T.fill(top, -T.infinity())
-            for s in T.serial((pieces + TOGETHER - 1) // TOGETHER):
-                for k, (part, weight) in enumerate(zip(parts, weights, strict=True)):
-                    piece = s * TOGETHER + k
-                    row = block * rows + T.if_then_else(piece < pieces, 0, OUTSIDE)
-                    T.copy(partial_lse[first_split[entry] + piece, line, row], weight, fill=-T.infinity())
-                    T.copy(partial[first_split[entry] + piece, line, row, 0], part, fill=0.0)
+            for s in T.serial((count + together - 1) // together):
+                for k, (tile, weight) in enumerate(zip(tiles, weights, strict=True)):
+                    piece = s * together + k
+                    place = T.if_then_else(piece == 0, 1, 0), first + piece, line
+                    row = block * rows + T.if_then_else(piece < count, 0, OUTSIDE)
+                    T.copy(partial_lse[(*place, row)], weight, fill=-T.infinity())
+                    T.copy(partial[(*place, row, 0)], tile, fill=0.0)
                 for i in T.Parallel(rows):
                     factor[i] = top[i]
                     for weight in weights:
@@ -60,16 +62,16 @@ def mla_combine(config: RowConfig):
                         sums[i] = sums[i] + weight[i]
                 for i, j in T.Parallel(rows, columns):
                     total[i, j] = total[i, j] * factor[i]
-                    for part, weight in zip(parts, weights, strict=True):
-                        total[i, j] = total[i, j] + part[i, j] * weight[i]
-            with T.If(pieces > 0):
+                    for tile, weight in zip(tiles, weights, strict=True):
+                        total[i, j] = total[i, j] + tile[i, j] * weight[i]
+            with T.If(count > 0):
                 for i in T.Parallel(rows):
                     factor[i] = T.if_then_else(sums[i] == 0.0, 0.0, 1.0 / sums[i])
                     top[i] = (top[i] + T.log2(sums[i])) * math.log(2)
                 for i, j in T.Parallel(rows, columns):
                     out_tile[i, j] = total[i, j] * factor[i]
-                T.copy(out_tile, out[entry, line, block * rows, 0])
-                T.copy(top, lse[entry, line, block * rows])
+                T.copy(out_tile, out[request, line, block * rows, 0])
+                T.copy(top, lse[request, line, block * rows])
 
     return mla_combine
 

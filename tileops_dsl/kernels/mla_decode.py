@@ -15,7 +15,7 @@ def mla_decode(config: MlaConfig):
     left, right, rope, row = slice(0, dv // 2), slice(dv // 2, dv), slice(dv, d), ((bm,), "float32")
     halves = slice(dv // 2, 3 * dv // 4), slice(3 * dv // 4, dv)  # of the right columns
     n, rows, pages, page, table = T.dynamic("n, rows, pages, page, table", "int32")
-    parts, splits, heads, sq = T.dynamic("parts, splits, heads, sq", "int32")
+    parts, heads, sq = T.dynamic("parts, heads, sq", "int32")
 
     @T.prim_func
     def mla_decode(
@@ -23,18 +23,22 @@ def mla_decode(config: MlaConfig):
         kv_cache: T.Tensor((pages, page, d), x, vector=8),
         out: T.Tensor((n, rows, dv), x, vector=8),
         lse: T.Tensor((n, heads, sq), "float32"),
-        partial: T.Tensor((splits, rows, dv), "float32", vector=2),
-        partial_lse: T.Tensor((splits, rows), "float32"),
+        partial: T.Tensor((2, parts, rows, dv), "float32", vector=2),
+        partial_lse: T.Tensor((2, parts, rows), "float32"),
         block_table: T.Tensor((n, table), "int32"),
         cache_seqlens: T.Tensor((n,), "int32"),
-        schedule: T.Tensor((parts, 8), "int32"),  # first request, its first block, last request, end of its blocks, first piece
-        first_split: T.Tensor((n,), "int32"),
+        pieces: T.Tensor((parts, 4), "int32"),  # of T.deal, for mla_combine
+        most_pieces: T.Scalar("int32"),  # of a request; 0: any number
         unit: T.Scalar("int32"),  # rows of a page that are loaded together: a power of 2 up to bn
         inverse: T.Scalar("int64"),  # 2^32 / page, rounded up
         causal: T.Scalar("int32"),
         scale_log2: T.Scalar("float32"),  # scale * log2(e), positive
     ):
         with T.Kernel(T.ceildiv(rows, bm), parts, threads=384) as (tile, part):
+            T.annotate_dependent_launch()
+            given = {"most_pieces": most_pieces, "notes": tile == 0}
+            work = T.deal(cache_seqlens, pieces, part, parts, block=bn, overhead=5, **given)
+            first_request, first_block, behind, last_request, last_end = work
             q_tile, first = T.alloc_shared((bm, d), x, box=64), tile * bm
             k0, k1 = T.alloc_shared((bn, d), x, box=64), T.alloc_shared((bn, d), x, box=64)
             p0, p1 = T.alloc_shared((bm, bn), x), T.alloc_shared((bm, bn), x, alias=q_tile[:, rope])
@@ -45,11 +49,11 @@ def mla_decode(config: MlaConfig):
                 s, p_half = T.alloc_fragment((bm, bn), f32), T.alloc_fragment((bm, bn), x)
                 peak, top, sums, factor, other = (T.alloc_fragment(*row) for _ in range(5))
                 q_rope, limit = T.alloc_fragment((bm, d - dv), x), T.alloc_fragment((bm,), "int32")
-            for request in T.Pipelined(schedule[part, 0], schedule[part, 2] + 1, num_stages=1):
+            for request in T.Pipelined(first_request, behind, num_stages=1):
                 length = T.let("length", cache_seqlens[request])
-                begin = T.let("begin", T.if_then_else(request == schedule[part, 0], schedule[part, 1], 0))
+                begin = T.let("begin", T.if_then_else(request == first_request, first_block, 0))
                 blocks = T.max(T.ceildiv(length, bn), 1)
-                end = T.let("end", T.if_then_else(request == schedule[part, 2], schedule[part, 3], blocks))
+                end = T.let("end", T.if_then_else(request == last_request, last_end, blocks))
                 fewest = T.let("fewest", T.min(length + steps.beyond(first, heads, sq, causal), end * bn))  # that a row sees
                 numbers = first, length, end * bn, heads, sq, causal  # that say which keys a row sees
                 with T.ws(0):
@@ -115,8 +119,7 @@ def mla_decode(config: MlaConfig):
                         T.reduce_sum(sums, top)
                         T.copy(top, mine)
                 whole = T.let("whole", (begin == 0) & (end * bn >= length))
-                earlier = T.if_then_else(request == schedule[part, 0], schedule[part, 4], 0)
-                piece = T.let("piece", first_split[request] + earlier)
+                begins = T.let("begins", T.if_then_else(begin == 0, 1, 0))  # and a piece may be the first one of several
                 for group, half, others in ((0, left, sums1), (1, right, sums0)):
                     with T.ws(group):
                         T.copy(others, other)
@@ -126,10 +129,10 @@ def mla_decode(config: MlaConfig):
                             T.copy(o_half, o_tile[:, half])
                             T.copy(o_tile[:, half], out[request, first, half.start])
                         with T.If(~whole):
-                            T.copy(o, partial[piece, first, half.start])
+                            T.copy(o, partial[begins, part, first, half.start])
                 with T.ws(0):
                     with T.If(~whole):
-                        T.copy(factor, partial_lse[piece, first])
+                        T.copy(factor, partial_lse[begins, part, first])
                     with T.If(whole):
                         for r in T.Parallel(bm):
                             lse[request, (first + r) % heads, (first + r) // heads] = factor[r] * 0.6931471805599453  # ln 2

@@ -12,7 +12,8 @@ from tileops_dsl.kernels.mla_decode_config import FewMlaConfig
 def mla_decode_few(config: FewMlaConfig):
     bm, bn, d, dv = config.tile
     x, f32, vector = config.x, "float32", ((bm,), "float32")
-    n, rows, pages, table, parts, splits, heads, sq = T.dynamic("n, rows, pages, table, parts, splits, heads, sq", "int32")
+    n, rows, pages, table = T.dynamic("n, rows, pages, table", "int32")
+    parts, heads, sq = T.dynamic("parts, heads, sq", "int32")
     page = T.dynamic("page", "int32") if config.unit else bn
 
     @T.prim_func
@@ -21,27 +22,31 @@ def mla_decode_few(config: FewMlaConfig):
         kv_cache: T.Tensor((pages, page, d), x, vector=8),
         out: T.Tensor((n, rows, dv), x),
         lse: T.Tensor((n, heads, sq), "float32"),
-        partial: T.Tensor((splits, rows, dv), "float32"),
-        partial_lse: T.Tensor((splits, rows), "float32"),
+        partial: T.Tensor((2, parts, rows, dv), "float32"),
+        partial_lse: T.Tensor((2, parts, rows), "float32"),
         block_table: T.Tensor((n, table), "int32"),
         cache_seqlens: T.Tensor((n,), "int32"),
-        schedule: T.Tensor((parts, 8), "int32"),  # first request, its first page, last request, end of its pages, first piece
-        first_split: T.Tensor((n,), "int32"),
+        pieces: T.Tensor((parts, 4), "int32"),  # of T.deal, for mla_combine
+        most_pieces: T.Scalar("int32"),  # of a request; 0: any number
         inverse: T.Scalar("int64") if config.unit else None,  # 2^32 / page, rounded up
         causal: T.Scalar("int32"),
         scale_log2: T.Scalar("float32"),  # scale * log2(e), positive
     ):
         with T.Kernel(T.ceildiv(rows, bm), parts, threads=config.threads) as (tile, part):
+            T.annotate_dependent_launch()
+            given = {"most_pieces": most_pieces, "notes": tile == 0}
+            work = T.deal(cache_seqlens, pieces, part, parts, block=bn, overhead=5, **given)
+            first_request, first_block, behind, last_request, last_end = work
             q_tile, k_tile = T.alloc_shared((bm, d), x), T.alloc_shared((bn, d), x)
             s, p_half = T.alloc_fragment((bn, bm), f32), T.alloc_fragment((bn, bm), x)
             o, limit = T.alloc_fragment((dv, bm), f32), T.alloc_fragment((bm,), "int32")
             peak, top, factor, sums, total = (T.alloc_fragment(*vector) for _ in range(5))
             first = tile * bm
-            for request in T.Persistent(schedule[part, 0], schedule[part, 2] + 1):
+            for request in T.Persistent(first_request, behind):
                 length = T.let("length", cache_seqlens[request])
-                begin = T.let("begin", T.if_then_else(request == schedule[part, 0], schedule[part, 1], 0))
+                begin = T.let("begin", T.if_then_else(request == first_request, first_block, 0))
                 pages_of = T.max(T.ceildiv(length, bn), 1)
-                end = T.let("end", T.if_then_else(request == schedule[part, 2], schedule[part, 3], pages_of))
+                end = T.let("end", T.if_then_else(request == last_request, last_end, pages_of))
                 fewest = T.let("fewest", T.min(length + steps.beyond(first, heads, sq, causal), end * bn))  # that a row sees
                 T.copy(q[request, first, 0], q_tile)
                 T.fill(peak, -1e30)  # finite, so that a row that has seen no key has P = exp2(-inf + 1e30) = 0
@@ -77,8 +82,7 @@ def mla_decode_few(config: FewMlaConfig):
                     factor[r] = peak[r] + T.log2(total[r])
                     total[r] = T.if_then_else(total[r] > 0.0, T.reciprocal(total[r]), 0.0)
                 whole = T.let("whole", (begin == 0) & (end * bn >= length))
-                earlier = T.if_then_else(request == schedule[part, 0], schedule[part, 4], 0)
-                piece = T.let("piece", first_split[request] + earlier)
+                begins = T.let("begins", T.if_then_else(begin == 0, 1, 0))  # and a piece may be the first one of several
                 with T.If(whole):
                     for c, r in T.Parallel(dv, bm):
                         out[request, first + r, c] = o[c, r] * total[r]
@@ -86,8 +90,8 @@ def mla_decode_few(config: FewMlaConfig):
                         lse[request, (first + r) % heads, (first + r) // heads] = factor[r] * 0.6931471805599453  # ln 2
                 with T.If(~whole):
                     for c, r in T.Parallel(dv, bm):
-                        partial[piece, first + r, c] = o[c, r] * total[r]
+                        partial[begins, part, first + r, c] = o[c, r] * total[r]
                     for r in T.Parallel(bm):
-                        partial_lse[piece, first + r] = factor[r]
+                        partial_lse[begins, part, first + r] = factor[r]
 
     return mla_decode_few

@@ -10,7 +10,10 @@ from tileops_dsl.language.builder import RESERVED_PERSISTENT, builder, here, loc
 from tileops_dsl.language.memory import TensorArg
 from tileops_dsl.language.scalar import Value, to_expr
 
-__all__ = ["Kernel", "Scalar", "Tensor", "annotate_min_blocks_per_sm", "dynamic", "let", "prim_func", "print"]
+__all__ = [  # the words of this file
+    "Kernel", "Scalar", "Tensor", "annotate_dependent_launch", "annotate_min_blocks_per_sm", "deal", "dynamic", "let",
+    "prim_func", "print",
+]  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -70,6 +73,30 @@ def Kernel(*grid, threads: int, cluster: tuple[int, int] = (1, 1)):
 def annotate_min_blocks_per_sm(blocks: int) -> None:
     """How many CTAs must fit on a multiprocessor: bounds the registers of a thread."""
     builder().kernel["min_blocks"] = blocks
+
+
+def annotate_dependent_launch() -> None:
+    """The kernel is launched while the one before it on the stream still runs, and waits for its end before it reads anything."""
+    builder().kernel["dependent"] = True
+
+
+def deal(lengths, pieces, part, parts, *, block: int, overhead: int, heads=1, seen=2**31 - 1, most_pieces=0, notes=True):
+    """first, begin, behind, last, end = T.deal(...): the part's share of the blocks of keys, nearly as much as any other's.
+
+    An item is a request, or one of its `heads`. `lengths` int32 [requests], in keys, of which the last `seen` count (those
+    before do not as far as they fill blocks); a piece of an item costs `overhead` blocks besides its own. A part has the items
+    from `first` up to `behind`, the first one from block `begin` on, and of item `last` the blocks before `end`. One lies
+    in at most `most_pieces` parts (0: any number). CTAs where `notes` holds write `pieces` int32 [min(items, parts), 4]: an
+    item, the first part that has blocks of it, and in how many it lies, 0 if in one. Rules: include/tileops/deal_part.h.
+    """
+    b, where = builder(), here()
+    first = b.kernel["grid"] and not b.bodies[0] and "deal" not in b.kernel
+    require(first, "T.deal behind something else, or without a grid", "T.deal first in a kernel with a grid", where)
+    numbers = {"part": part, "parts": parts, "heads": heads, "seen": seen, "most_pieces": most_pieces, "notes": notes}
+    tensors = {"lengths": lengths.tensor, "pieces": pieces.tensor}
+    exprs = {name: to_expr(number) for name, number in numbers.items()}
+    b.kernel["deal"] = ir.Deal(where, **tensors, **exprs, block=block, overhead=overhead)
+    return tuple(map(Value, ir.Deal.RESULTS))
 
 
 def let(name: str, value: Value) -> Value:

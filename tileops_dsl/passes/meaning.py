@@ -55,6 +55,7 @@ def ways(kernel: ir.Kernel) -> list[Values]:
 def numbers(kernel: ir.Kernel, parameters: Values, steps: int) -> Values:
     """With these parameters: the extent of each loop of unknown length, by its text, is `steps`; sizes vary with it."""
     values = {number.name: 1 + 64 * steps for number in (*kernel.dims, *kernel.scalars)} | {b.name: 0 for b in kernel.blocks}
+    values |= {number.name: n for n, number in enumerate(ir.Deal.RESULTS)}
     for loop in ir.walk(kernel.body, ir.Pipelined | ir.Serial):
         extent, start = loop.extent, getattr(loop, "start", ir.ZERO)
         values |= {} if isinstance(start, ir.Const) else {str(start): 0}

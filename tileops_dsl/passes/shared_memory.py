@@ -36,6 +36,10 @@ def plan_shared_memory(kernel: ir.Kernel, target: Target) -> ir.Kernel:
     for buffer, view in ((b, b.alias) for b in kernel.layouts if b.alias):
         first = view.origin[1].value if isinstance(view, ir.View) else 0
         plan[buffer] = plan[ir.buffer_of(view)] + first * view.shape[0] * ir.DTYPES[view.dtype]
+    if kernel.deal:
+        offset = -(-offset // 16) * 16
+        kernel = replace(kernel, deal=replace(kernel.deal, offset=offset))
+        offset += ir.Deal.BYTES
     return replace(kernel, shared=plan, shared_bytes=offset)
 
 

@@ -17,7 +17,8 @@ def verify(kernel: ir.Kernel, target: Target, properties: tuple[str, ...]) -> No
 
 def well_formed(kernel: ir.Kernel, target: Target) -> None:
     """Names are in scope, buffers are allocated once and before use, indices fit; a tensor is used only where it was passed."""
-    _check_block(kernel.body, {*kernel.tensors, *kernel.parameters, *(block.name for block in kernel.blocks)})
+    dealt = {number.name for number in ir.Deal.RESULTS} if kernel.deal else set()
+    _check_block(kernel.body, {*kernel.tensors, *kernel.parameters, *(block.name for block in kernel.blocks), *dealt})
     sizes = {e: stmt.location for stmt in ir.walk(kernel.body) for e in ir.subexprs(stmt) if isinstance(e, ir.BoxRow)}
     for where in [*sizes.values()][1:]:
         raise TileError(f"{' and '.join(map(str, sizes))} in one kernel", "boxes of as many rows everywhere", where)

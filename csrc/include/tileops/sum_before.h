@@ -1,25 +1,16 @@
-// What the kernels that count have in common.
+// What kernels that count have in common. Written in the other words alone, so that the emulator runs this file.
 #pragma once
 
-#include <tileops/portable.h>
+#include "tileops/math.h"
+#include "tileops/memory.h"
+#include "tileops/thread.h"
+#include "tileops/warp_group.h"
 
 namespace tileops {
 
-// A run-time divisor: dividing takes five instructions then, not some thirty.
-struct Divisor {
-  int value;
-  int64_t inverse;  // 2^32 / value, rounded up
-};
-
-TILEOPS_WORD Divisor divisor(int value) { return {value, int64_t{0xffffffffu / static_cast<uint32_t>(value)} + 1}; }
-
-// a >= 0, rounded down: the product is too large by less than a / 2^32, so the quotient by 1 at most.
-TILEOPS_WORD int divide(int a, const Divisor& by) {
-  const int quotient = static_cast<int>((a * by.inverse) >> 32);
-  return quotient - (quotient * by.value > a);
-}
-TILEOPS_WORD int divide_up(int a, const Divisor& by) { return divide(a + by.value - 1, by); }
-TILEOPS_WORD int divide_up(int a, int b) { return (a + b - 1) / b; }
+// Of numbers that are not negative.
+TILEOPS_WORD int divide(int a, int b) { return static_cast<int>(static_cast<uint32_t>(a) / static_cast<uint32_t>(b)); }
+TILEOPS_WORD int divide_up(int a, int b) { return divide(a + b - 1, b); }
 
 // The sum of the warp's lanes up to this one.
 TILEOPS_WORD int sum_of_lanes(int sum, int lane, site s) {
