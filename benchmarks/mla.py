@@ -1,9 +1,9 @@
 """`python -m benchmarks.mla`: mla_decode beside FlashMLA and TileLang, interleaved in one process; alone without them.
 
 Pages in random order, of 64 tokens unless the label says otherwise (FlashMLA has no others), bfloat16, each result checked
-against float64. Times are of a whole call: the kernel, which finds its part itself, the merge of split requests; FlashMLA's as well, which is
-asked to make its schedule in each call. TileLang's kernel comes from the file that --tilelang names (mla_tilelang.py) and runs
-where it fills the GPU without splits.
+against float64. Times are of a whole call: the kernel, whose CTAs find their parts themselves, and the merge of split requests;
+FlashMLA's as well, which is asked to make its schedule in each call. TileLang's kernel comes from the file that
+--tilelang names (mla_tilelang.py) and runs where it fills the GPU without splits.
 """
 
 import importlib

@@ -28,6 +28,14 @@ def test_store_outside_parallel():
         tile[0, 0] = 1.0  # here
 
 
+@rejected("T.deal behind something else, or without a grid", "T.deal first in a kernel with a grid")
+def test_a_part_after_something_else(lengths: T.Tensor((cols,), "int32"), pieces: T.Tensor((cols, 4), "int32")):
+    with T.Kernel(cols, threads=128) as part:
+        tile = T.alloc_fragment((1, 128), "float32")
+        T.fill(tile, 0.0)
+        T.deal(lengths, pieces, part, cols, block=64, overhead=1)  # here
+
+
 @rejected("rest is not computed once for a tile", "T.let of an expression, in a kernel with T.Persistent or T.ws")
 def test_a_named_number_of_a_kernel_with_a_grid(x: X):
     with T.Kernel(T.ceildiv(cols, 4), threads=128):

@@ -68,10 +68,11 @@ def device_schedule(cache_seqlens, num_parts):
 
 
 class Generated:
-    """The compiler's kernel of a configuration, which is written into `folder`."""
+    """The compiler's kernel of a configuration, which is written into `folder`; that of mla_decode has its merge."""
 
     def __init__(self, row=None, folder: Path = driver.CACHE / "generated"):
         self.row = row or configs_of("mla_decode")[0]
+        self.merge = Generated(configs_of("mla_combine")[0], folder) if self.row.op == "mla_decode" else None
         made = output.compile_config(self.row)
         self.entry, self.path = made.entry, folder / f"{self.row.file}.cu"
         folder.mkdir(parents=True, exist_ok=True)
@@ -90,7 +91,8 @@ class Generated:
             elif name.endswith("_stride"):
                 values += map(driver.I64, tensors[name.removesuffix("_stride")].stride())
             else:
-                values.append(driver.I32(sizes[name]) if name in sizes else {**tensors, **scalars}[name])
+                number = driver.I64 if ctype == "int64_t" else driver.I32
+                values.append(number(sizes[name]) if name in sizes else {**tensors, **scalars}[name])
         self.kernel(driver.pack(*values), grid, self.entry["threads"], self.entry["shared_bytes"])
 
 
@@ -102,27 +104,37 @@ def launch(kernels, q, kv_cache, block_table, cache_seqlens, scale, causal=True,
     tiles = -(-rows // ROWS)
     multiprocessors = torch.cuda.get_device_properties(q.device).multi_processor_count
     num_parts = num_parts or max(1, multiprocessors // tiles)
-    parts, first_split, splits = device_schedule(cache_seqlens, num_parts)
     out = q.new_empty(batch, queries, heads, DIM_V)
     lse = q.new_empty(batch, heads, queries, dtype=torch.float32)
-    partial = q.new_empty(max(1, splits), rows, DIM_V, dtype=torch.float32)
-    partial_lse = q.new_empty(max(1, splits), rows, dtype=torch.float32)
     tensors = {"q": q.view(batch, rows, DIM), "kv_cache": kv_cache, "out": out.view(batch, rows, DIM_V), "lse": lse}
-    tensors |= {"partial": partial, "partial_lse": partial_lse, "block_table": block_table, "cache_seqlens": cache_seqlens}
-    tensors |= {"schedule": parts, "first_split": first_split}
     scalars = {"causal": driver.I32(int(causal)), "scale_log2": driver.F32(scale * math.log2(math.e))}
     page = kv_cache.shape[1]  # PAGE, unless the compiler's kernel has another unit
     of_page = {"unit": driver.I32(min(page & -page, PAGE)), "inverse": driver.I64(-(-(2**32) // page))}
     if isinstance(decode, Generated):
+        partial = q.new_empty(2, num_parts, rows, DIM_V, dtype=torch.float32)
+        partial_lse = q.new_empty(2, num_parts, rows, dtype=torch.float32)
+        pieces = cache_seqlens.new_empty(num_parts, 4)
+        tensors |= {"partial": partial, "partial_lse": partial_lse, "block_table": block_table, "cache_seqlens": cache_seqlens}
+        tensors |= {"pieces": pieces}
         sizes = {"n": batch, "rows": rows, "pages": len(kv_cache), "page": page, "table": block_table.shape[1]}
-        sizes |= {"parts": num_parts, "splits": len(partial), "heads": heads, "sq": queries}
+        sizes |= {"parts": num_parts, "heads": heads, "sq": queries, "most_pieces": 0}
         decode(tensors, sizes, scalars | of_page, (tiles, num_parts))
+        of_rows, entries = (2, num_parts, queries, heads), min(batch, num_parts)
+        tensors = {"partial": partial.view(*of_rows, DIM_V), "partial_lse": partial_lse.view(of_rows), "pieces": pieces}
+        sizes = {"parts": num_parts, "requests": batch, "batch": entries, "outer": queries, "inner": heads, "cols": DIM_V}
+        grid = -(-heads // decode.merge.row.rows_per_block), queries, entries
+        decode.merge(tensors | {"out": out, "lse": lse.transpose(1, 2)}, sizes, {}, grid)
     else:
+        parts, first_split, splits = device_schedule(cache_seqlens, num_parts)
+        partial = q.new_empty(max(1, splits), rows, DIM_V, dtype=torch.float32)
+        partial_lse = q.new_empty(max(1, splits), rows, dtype=torch.float32)
+        tensors |= {"partial": partial, "partial_lse": partial_lse, "block_table": block_table, "cache_seqlens": cache_seqlens}
+        tensors |= {"schedule": parts, "first_split": first_split}
         maps = [driver.tensor_map(tensors.pop(name), (64, 64, 1), 128) for name in ("q", "kv_cache", "out")]
         sizes = driver.I64(block_table.stride(0)), *map(driver.I32, (rows, heads, queries))
         params = driver.pack(*maps, *tensors.values(), *sizes, *scalars.values())
         decode(params, (tiles, num_parts), 256, SHARED_BYTES)
-    if splits:
-        sizes = (driver.I32(v) for v in (rows, heads, queries))
-        combine(driver.pack(out, lse, partial, partial_lse, first_split, *sizes), (-(-rows // 8), batch), 256)
+        if splits:
+            sizes = (driver.I32(v) for v in (rows, heads, queries))
+            combine(driver.pack(out, lse, partial, partial_lse, first_split, *sizes), (-(-rows // 8), batch), 256)
     return out, lse

@@ -14,7 +14,8 @@ OUTSIDE = 1 << 30  # rows further, where nothing is loaded
 
 
 def mla_combine(config: RowConfig):
-    (rows, columns), together = config.tile, 8 // config.chunks  # pieces that are loaded before the first one is used
+    rows, columns = config.tile
+    together = 16 if config.chunks == 1 else 8 // config.chunks  # pieces that are loaded before the first one is used
     parts, requests, batch, outer, inner = T.dynamic("parts, requests, batch, outer, inner")
     cols = T.dynamic("cols", "int32")
 
@@ -27,15 +28,17 @@ def mla_combine(config: RowConfig):
         lse: T.Tensor((requests, outer, inner), "float32"),
     ):
         with T.Kernel(T.ceildiv(inner, rows), outer, batch, threads=config.threads) as (block, line, number):
-            of_piece = [True] * together + [False] * (8 - together)
-            x0, x1, x2, x3, x4, x5, x6, x7 = (T.alloc_fragment((rows, columns), config.x) if own else None for own in of_piece)
+            wide, narrow, used = ((rows, columns), config.x), ((rows,), "float32"), [n < together for n in range(16)]
+            x0, x1, x2, x3, x4, x5, x6, x7 = (T.alloc_fragment(*wide) if own else None for own in used[:8])
+            x8, x9, x10, x11, x12, x13, x14, x15 = (T.alloc_fragment(*wide) if own else None for own in used[8:])
             # At first LSEs, then weights.
-            w0, w1, w2, w3, w4, w5, w6, w7 = (T.alloc_fragment((rows,), "float32") if own else None for own in of_piece)
+            w0, w1, w2, w3, w4, w5, w6, w7 = (T.alloc_fragment(*narrow) if own else None for own in used[:8])
+            w8, w9, w10, w11, w12, w13, w14, w15 = (T.alloc_fragment(*narrow) if own else None for own in used[8:])
             total = T.alloc_fragment((rows, columns), "float32")
             out_tile = T.alloc_fragment((rows, columns), config.y)
             top, sums, factor = (T.alloc_fragment((rows,), "float32") for _ in range(3))
-            tiles = (x0, x1, x2, x3, x4, x5, x6, x7)[:together]
-            weights = (w0, w1, w2, w3, w4, w5, w6, w7)[:together]
+            tiles = (x0, x1, x2, x3, x4, x5, x6, x7, x8, x9, x10, x11, x12, x13, x14, x15)[:together]
+            weights = (w0, w1, w2, w3, w4, w5, w6, w7, w8, w9, w10, w11, w12, w13, w14, w15)[:together]
             T.annotate_layout({x0: config.layout})
             T.annotate_dependent_launch()
             T.annotate_min_blocks_per_sm(config.min_blocks)

@@ -76,16 +76,16 @@ def annotate_min_blocks_per_sm(blocks: int) -> None:
 
 
 def annotate_dependent_launch() -> None:
-    """The kernel is launched while the one before it on the stream still runs, and waits for its end before it reads anything."""
+    """The kernel is launched while the one before it on the stream still runs, and waits for its end before it reads."""
     builder().kernel["dependent"] = True
 
 
 def deal(lengths, pieces, part, parts, *, block: int, overhead: int, heads=1, seen=2**31 - 1, most_pieces=0, notes=True):
-    """first, begin, behind, last, end = T.deal(...): the part's share of the blocks of keys, nearly as much as any other's.
+    """first, begin, behind, last, end = T.deal(...): the part's blocks of keys, nearly as many as any other's.
 
     An item is a request, or one of its `heads`. `lengths` int32 [requests], in keys, of which the last `seen` count (those
     before do not as far as they fill blocks); a piece of an item costs `overhead` blocks besides its own. A part has the items
-    from `first` up to `behind`, the first one from block `begin` on, and of item `last` the blocks before `end`. One lies
+    from `first` up to `behind`, the first from block `begin` on, and of item `last` the blocks before `end`. One lies
     in at most `most_pieces` parts (0: any number). CTAs where `notes` holds write `pieces` int32 [min(items, parts), 4]: an
     item, the first part that has blocks of it, and in how many it lies, 0 if in one. Rules: include/tileops/deal_part.h.
     """
