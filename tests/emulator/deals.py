@@ -7,7 +7,7 @@ def starts(blocks: list[int], parts: int, overhead: int, most: int = 0) -> list[
     """Item and block where each part begins, and where the last one ends."""
     items, before = len(blocks), 0
     payload = max(-(-sum(count + overhead for count in blocks) // parts), 2)
-    slack, together, apart = min(payload // 64, overhead // 2), max(-(-items // parts), 1), max(parts // items, 1)
+    slack, together, apart = min(payload // 32, overhead), max(-(-items // parts), 1), max(parts // items, 1)
     length = (-(-max(blocks) // apart) + 1) // 2 * 2
     equal = together * (length + overhead) <= payload + overhead + 1 + slack
     found = [(items, 0)] * (parts + 1)

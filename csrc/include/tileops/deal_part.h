@@ -3,7 +3,7 @@
 // own part, so that no kernel stands in front. Written in the other words alone, so that the emulator runs this file.
 //
 // Each thread knows the cost of the requests before its own, and so which parts begin in them. Where a part begins, an item is cut,
-// in front of an even block; not within a sixty-fourth of a part from either end, nor within half of what a piece costs. Items of nearly one
+// in front of an even block; not within a thirty-second of a part from either end, nor within what a piece costs. Items of nearly one
 // length are cut into equal pieces, or stay whole, where that is as good. tests/golden/mla_decode.py has a schedule that fills one part
 // after the other. Instructions come from memory in each call, so there are few.
 #pragma once
@@ -87,7 +87,7 @@ TILEOPS_CALLED void deal_part(Deal deal, int part, global_ptr<const int32_t> len
   longest = largest_of_warp(lane < kWarps ? load_shared(maxima, lane, s) : 0, s);
 
   // At least 2 blocks: cuts in front of even ones then differ.
-  const int payload = max(divide_up(all, deal.parts), 2), slack = min(payload / 64, deal.overhead / 2);
+  const int payload = max(divide_up(all, deal.parts), 2), slack = min(payload / 32, deal.overhead);
   const int length = (divide_up(longest, apart) + 1) / 2 * 2;  // of equal pieces
   const bool equal = together * (length + deal.overhead) <= payload + deal.overhead + 1 + slack;
   if (equal) {
