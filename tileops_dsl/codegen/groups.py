@@ -149,7 +149,7 @@ def _load_rows(w: Writer, loads: list[Issue]) -> None:
     """
     places = dict.fromkeys(o for load in loads for o in load.op.src.origin if load.op.box_row in ir.subexprs(o))
     row, where = f"(x * 4 + warp) * {w.number(loads[0].op.box_row.rows, 4)}", loads[0]
-    w.line("TILEOPS_NO_UNROLL")
+    w.line("TILEOPS_UNROLL_BY(4)")  # of one row each, boxes take what finding their places takes
     with w.block(f"for (int x = 0; {row} < {where.op.dst.shape[0]}; ++x)"), w.scope():
         for number, place in enumerate(places):
             w.line(f"const int place_{number} = shuffle({w.number(place)}, x, {w.site(where)});")
