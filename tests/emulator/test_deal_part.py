@@ -15,12 +15,12 @@ from tileops_dsl.kernels import MODULES, configs_of
 OVERHEAD = 5
 
 
-def dealt(lengths, parts, most=0, heads=1, seen=2**31 - 1):
+def dealt(lengths, parts, most=0, heads=1, seen=2**31 - 1, **more):
     """What the parts find (first, begin, behind, last, end), and what they note of items in several of them."""
     found, pieces = np.full((parts, 5), -9, np.int32), np.full((min(len(lengths) * heads, parts), 4), -9, np.int32)
     numbers = map(I32, (len(lengths), heads, parts, seen, OVERHEAD, most))
     values = [In(np.array(lengths, np.int32)), Out(found), Out(pieces), *numbers]
-    emulate.launch_kernel(Path(__file__).parent / "deal.cu", "deal", values, parts, 128, 288)
+    emulate.launch_kernel(Path(__file__).parent / "deal.cu", "deal", values, parts, 128, 288, **more)
     return found, pieces
 
 
@@ -96,6 +96,11 @@ def test_heads_and_windows(parts):
     lengths, seen = [1000, 90, 0, 3000], 200
     blocks = [max(-(-n // 64) - max(n - seen, 0) // 64, 1) for n in lengths for _ in range(3)]
     check(blocks, parts, *dealt(lengths, parts, heads=3, seen=seen))
+
+
+def test_a_missing_barrier_is_noticed():
+    with pytest.raises(emulate.EmulatorError, match="which no thread of the block has written yet"):
+        dealt([9000, 5, 700], 7, mutate={"sync_threads@1": "suppress"})
 
 
 def test_random_lengths():
