@@ -359,7 +359,7 @@ def fields(entry, arrays, written):
             box = (columns, rows, *[1] * (given.ndim - 2))
             values.append(TensorMap(given, box, at["swizzle"], writable=field in written))
         elif ctype.endswith("*"):
-            values.append(None if given is None else (Out if field in written else In)(given))
+            values.append(None if given is None else (Out if ctype == "void*" else In)(given))
         elif field.endswith("_stride"):
             of = arrays[field.removesuffix("_stride")]
             own = [] if of is None else [s // of.itemsize for s in of.strides]

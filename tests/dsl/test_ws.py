@@ -45,7 +45,7 @@ def test_a_macro_keeps_the_line_of_its_call(mla):
 
 def test_a_loop_from_a_start_in_steps(mla):
     outer, inner = (s for s in ir.walk(mla.body) if isinstance(s, ir.Pipelined))
-    assert isinstance(outer.start, ir.Element) and outer.step == 1 and inner.step == 2
+    assert outer.start == ir.Deal.RESULTS[0] and outer.step == 1 and inner.step == 2
 
 
 def test_a_token_is_its_operation(mla):

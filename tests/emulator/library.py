@@ -181,8 +181,7 @@ class Kernel:
         entry = self.made.entry
         for name in problem.exact:
             problem.arrays[name][...] = encode(np.nan, dtype_of(self.row, name))
-        written = {*problem.exact, *(name for name, ctype, _ in entry["params"] if ctype == "void*")}
-        values, names = emulate.fields(entry, problem.arrays, written)
+        values, names = emulate.fields(entry, problem.arrays, problem.exact)
         launched = problem.grid, entry["threads"], entry["shared_bytes"]
         options = {"cluster": entry.get("cluster", 1), "sites": entry["sites"], "names": names} | more
         folders = (self.path.parent,)

@@ -253,6 +253,7 @@ TAILS = "where a page has a tail, the next one has, too, behind which the group 
 ZEROS = "clears whole rows, in whatever order"
 READ = "what the stores read lies over the queries, which are handed back when it has been read"
 MLA_DECODE, MLA_SCORES = r"mla_decode/sm_90a\S*", r"(done = |first = T.wgmma_gemm\(q_rope)"
+DEALT = "the CTA meets in deal_part again, before anybody touches the barriers that were initialised"
 EQUIVALENT = [
     ("reconvergence", LANES, r"\S+ sync_warp@\d+ suppress .*"),
     ("late fence", FENCED, r"flash_attention/\S+ wgmma_fence@\d+ suppress T.gemm\(.* stage=1\)"),
@@ -264,6 +265,7 @@ EQUIVALENT = [
     ("read before", READ, r"flash_attention/\w+_over_queries store_wait@\d+ suppress T.copy\(o_tile, out.*"),
     ("zeros", ZEROS, r"\w+/\S+ store_shared@\d+ flip T.fill\((k|v_tile).*"),
     ("second barrier", MEET, r"mla_decode/golden named_barrier_sync@84 suppress "),
+    ("meets again", DEALT, r"(attention|mla)_decode(_few)?/sm_90a\S* sync_threads@\d+ suppress with T.Kernel\(.*"),
     ("never reached", WHOLE, r"gemm/portable_.n\S* load_shared@\d+ flip T.copy\(c_tile, c.*"),
 ]
 

@@ -81,7 +81,7 @@ SAMPLE = {
     "gemm/portable_nt": 2,
     "flash_attention/sm_90a_causal": 5,
     "flash_attention/sm_90a_window_sinks": 5,
-    "mla_decode/sm_90a": 5,
+    "mla_decode/sm_90a_u64": 5,
     "mla_decode_few/sm_90a_16rows": 3,
     "mla_decode/sm_90a_u1": 12,
     "softmax/sm_90a_vectors_lanes_on_rows_shared": 1,
