@@ -345,7 +345,7 @@ def fields(entry, arrays, written):
     """What launch_kernel() takes of a manifest's entry: (values, names).
 
     arrays: by field, arrays (None: not given), and numbers; strides follow from the arrays, 0 for dimensions that they lack.
-    written: the fields that the kernel writes.
+    written: the tensor maps that the kernel writes through; of pointers the field says it: void*.
     """
     values, names = [], []
     for field, ctype, count in entry["params"]:

@@ -35,7 +35,7 @@ CASES = {
     "equal, in pieces": ([4096] * 32, 66),
     "equal, neither": ([4096] * 96, 66),
     "nearly equal": ([4096 - 64 * (n % 3) for n in range(64)], 132),
-    "more than threads": ([64 * (n % 7) for n in range(300)], 66),
+    "more than threads": ([64 * (n % 7) for n in range(2500)], 66),
     "short": ([5], 132),
     "fewer blocks than parts": ([5000], 132),
     "the same, mixed": ([1, 5000, 0, 63, 640], 132),
